@@ -1,0 +1,195 @@
+"""The vocabulary of failure classes: every root cause that a verdict may name, and its category.
+
+A class names a ROOT CAUSE, never a symptom. Ids are stable: one is never renamed or used again.
+What a class means for its reader (mechanism, fix, command) stands in ``patterns/<category>/<id>.yaml``.
+"""
+
+from __future__ import annotations
+
+from denpex.model import Category
+
+_BY_CATEGORY: dict[Category, dict[str, str]] = {
+    Category.HARDWARE: {
+        "gpu-fell-off-bus": "GPU lost on PCIe (Xid 79, or lost without an Xid)",
+        "gpu-ecc-uncorrectable": (
+            "uncorrectable memory error, DRAM or SRAM, contained or not (Xid 48, 94, 95, 140, 171, "
+            "172; cudaErrorECCUncorrectable)"
+        ),
+        "gpu-row-remap-failure": (
+            "remapping or page retirement failed or spares are used up (Xid 64, NVML). Xid 63 is a "
+            "recorded repair, context; pending alone is gpu-reset-required"
+        ),
+        "gpu-memory-interface-error": "other GPU memory faults without an ECC report (FBHUB, L1/L2 parity)",
+        "gpu-nvlink-error": "NVLink fault between GPUs (Xid 74, 144-150)",
+        "nvswitch-fault": "NVSwitch fatal or non-fatal SXid",
+        "gpu-gsp-timeout": "GSP firmware RPC timeout or crash (Xid 119, 120)",
+        "gpu-internal-microcontroller": "PMU or firmware halt (Xid 62; 61 on old drivers)",
+        "gpu-pcie-error": "PCIe AER/link errors or degraded link of a GPU",
+        "gpu-thermal": "GPU thermal slowdown or shutdown",
+        "gpu-power": "power brake, power supply or power cap fault",
+        "gpu-reset-required": 'GPU needs a reset (Xid 154 and kin, "requires reset")',
+        "gpu-engine-fault": (
+            "engine exceptions or hangs with no application cause established (Xid 32, 46, 69, 109, 110 ...)"
+        ),
+        "gpu-hardware-fault": "GPU faulty, kind not established (e.g. repeats on one GPU across jobs)",
+        "gpu-slow": ("one GPU or node is persistently slower than its peers (clocks, throttling, degraded link)"),
+        "silent-data-corruption": "one replica computed different numbers from identical inputs",
+        "host-memory-uncorrectable": "host DIMM uncorrectable error (MCE, EDAC UE)",
+        "host-cpu-fault": "CPU machine check, soft/hard lockup from hardware",
+        "host-power-or-crash": "node lost power, kernel panic, unexpected reboot",
+        "node-unresponsive": "node stopped answering (NODE_FAIL), cause not visible",
+        "nic-hardware-fault": "HCA/NIC fault (catastrophic error, firmware syndrome)",
+        "ib-link-down": "InfiniBand/RoCE port down or flapping",
+        "local-disk-fault": "NVMe/SSD I/O errors",
+        "storage-server-fault": (
+            "file system server failure seen by a client (Lustre/GPFS/NFS eviction, not responding)"
+        ),
+    },
+    Category.DISTRIBUTED_COMMUNICATION: {
+        "nccl-net-ib-error": "NCCL over IB/RoCE completion error other than retry exceeded",
+        "nccl-ib-retry-exceeded": "IB/RoCE transport retry counter exceeded (status 12)",
+        "rdma-protection-error": "RDMA local/remote protection error (GPUDirect, ACS, peer memory)",
+        "nccl-socket-error": "NCCL socket refused, reset, or unreachable with no dead peer to explain it",
+        "nccl-bootstrap-failure": ("NCCL bootstrap cannot form (wrong root, stray connection, peers not reachable)"),
+        "nccl-version-mismatch": "ranks run different NCCL versions",
+        "nccl-internal-error": "NCCL internal error/bug",
+        "nccl-shm-or-p2p-failure": "NCCL intra-node transport (SHM, P2P, cuMem, NVLS) cannot be set up",
+        "nccl-concurrent-communicator-use": ("one communicator used from two threads/streams, or destroyed in use"),
+        "gpu-p2p-not-working": "peer-to-peer copies between GPUs hang or give wrong data",
+        "collective-mismatch": "ranks called different collectives, orders, shapes, dtypes or counts",
+        "collective-missing-rank": "a rank never joined a collective, why not established",
+        "collective-timeout-too-short": ("every rank alive and progressing, timeout shorter than legitimate work"),
+        "rendezvous-failure": "TCPStore/c10d/elastic rendezvous cannot form or loses its host",
+        "rendezvous-store-shared": "two jobs share one store/file/port and mix",
+        "process-group-init-hang": "process group creation hangs before the first collective completes",
+        "gloo-failure": "gloo transport error with no dead peer to explain it",
+        "mpi-communication-failure": "MPI/PMIx/UCX error with no dead peer to explain it",
+        "ucx-transport-error": "UCX endpoint/transport error",
+        "efa-libfabric-error": "EFA/libfabric/aws-ofi-nccl error",
+        "jax-coordination-failure": "JAX/XLA coordination service barrier or heartbeat failure",
+        "tf-collective-failure": "TensorFlow collective/worker unavailable",
+        "horovod-stall": "Horovod stall or mismatch",
+        "ray-communication-failure": "Ray actor/raylet/GCS lost, cause not visible",
+        "network-partition": "nodes cannot reach each other (routes, firewall, switch)",
+    },
+    Category.ML_NUMERICAL: {
+        "cuda-out-of-memory": "GPU memory exhausted by this job's own allocations",
+        "cuda-oom-fragmentation": "enough memory in total, but fragmented",
+        "loss-nan": "loss or gradients became NaN/Inf",
+        "loss-scale-collapse": "fp16 loss scale fell to its minimum after repeated overflow",
+        "loss-divergence": "loss diverged without NaN",
+        "numerical-instability": "invalid value reached a distribution, decomposition or assertion",
+        "index-out-of-range": "label, token or embedding index out of range (device-side assert)",
+        "device-side-assert": "device-side assertion, kind not established",
+        "cuda-illegal-memory-access": ("kernel read or wrote an invalid address (Xid 13, 31 from application code)"),
+        "cuda-misaligned-address": "misaligned access or illegal instruction in a kernel",
+        "cuda-launch-failure": "kernel launch failed or timed out (unspecified launch failure)",
+        "cublas-failure": "cuBLAS call failed",
+        "cudnn-failure": "cuDNN call failed",
+        "custom-kernel-fault": "fault inside a hand-written or JIT-compiled kernel",
+        "shape-mismatch": "tensor shapes do not agree",
+        "dtype-mismatch": "tensor dtypes or devices do not agree",
+        "ddp-unused-parameters": "parameters unused in the loss, reducer not ready",
+        "autograd-error": "in-place modification, double backward, checkpointing re-entry, missing graph",
+        "gradient-checkpointing-mismatch": "recomputed activations differ from the saved ones",
+        "optimizer-state-mismatch": "optimizer state does not fit the parameters",
+        "state-dict-mismatch": "names or sizes differ when loading weights",
+        "sharded-model-error": "FSDP/ZeRO/tensor/pipeline-parallel invariant broken by the model code",
+        "torch-compile-failure": "Dynamo/Inductor/Triton compilation failed",
+        "user-code-exception": "an exception raised by the training program itself, nothing more specific",
+    },
+    Category.DATA_PIPELINE: {
+        "dataloader-worker-killed": "a loader worker died (signal, memory)",
+        "dataloader-worker-deadlock": "loader workers hang (fork/threads/locks)",
+        "dataloader-exception": "exception in a loader worker, nothing more specific",
+        "corrupt-record": "a sample, image, audio or archive member cannot be decoded",
+        "malformed-dataset": "records lack the expected columns, types or encoding",
+        "missing-data-file": "a data file or directory does not exist",
+        "dataset-download-failure": "a dataset or model cannot be fetched",
+        "dataset-cache-race": "processes race on a shared dataset cache",
+        "dataset-too-small": "no batches, empty shard, zero steps per epoch",
+        "uneven-inputs": "evidence of different numbers of batches per rank (else collective-missing-rank)",
+        "slow-preprocessing": "one rank is still preparing data while the others wait",
+        "tokenizer-mismatch": "tokenizer and model or data do not fit",
+        "object-store-failure": "S3/GCS/Azure reads fail",
+        "data-stall": "input pipeline cannot keep up or stopped delivering",
+    },
+    Category.ENVIRONMENT_CONFIGURATION: {
+        "cuda-driver-too-old": "NVIDIA driver older than the CUDA runtime needs",
+        "cuda-no-device": "no usable CUDA device, or driver/library not loaded",
+        "cuda-invalid-device-ordinal": "rank asks for a GPU it was not given",
+        "gpu-memory-occupied": "another process, left over or a neighbour's, holds the GPU's memory",
+        "command-not-found": "the job script names a command or module that is not there (126, 127)",
+        "duplicate-gpu": "two ranks share a GPU that each must own",
+        "no-kernel-image": "binary lacks code for this GPU's compute capability",
+        "cuda-version-mismatch": "CUDA toolkit, runtime and library versions do not fit",
+        "fabric-manager-not-running": "NVSwitch fabric not initialised (cudaErrorSystemNotReady 802)",
+        "nvidia-driver-mismatch": "kernel module and user library versions differ (NVML mismatch)",
+        "undefined-symbol": "extension built for another ABI or library version",
+        "missing-shared-library": "the loader cannot find a shared library",
+        "glibc-too-old": "the system C library is older than the binary needs",
+        "missing-python-module": "import fails",
+        "python-environment-wrong": "wrong interpreter, virtual environment or PYTHONPATH",
+        "library-version-incompatible": "installed versions do not work together",
+        "jit-extension-build-failed": "an extension failed to compile at start",
+        "triton-cache-race": "processes race on a shared compile cache",
+        "wrong-launch-arguments": "launcher or program arguments are wrong",
+        "world-size-mismatch": "ranks, parallel sizes and allocation disagree",
+        "batch-size-mismatch": "batch arithmetic does not fit the world size",
+        "config-file-error": "configuration missing, unreadable or invalid",
+        "deepspeed-config-error": "DeepSpeed configuration rejected",
+        "megatron-argument-error": "Megatron argument check failed",
+        "port-in-use": "the master/rendezvous port is taken",
+        "hostname-resolution": "a host name cannot be resolved",
+        "nccl-misconfiguration": "NCCL environment variables or topology file wrong, no such interface",
+        "host-out-of-memory": "the kernel's OOM killer ended a process, host-wide or in the job's cgroup",
+        "dev-shm-exhausted": "/dev/shm is full or too small",
+        "memlock-limit": "locked-memory limit too low for RDMA",
+        "file-descriptor-limit": "too many open files",
+        "process-limit": "cannot create threads or processes",
+        "disk-full": "no space left on device",
+        "disk-quota-exceeded": "quota exceeded",
+        "permission-denied": "access to a path or device denied",
+        "read-only-filesystem": "write to a read-only mount",
+        "stale-file-handle": "stale NFS handle",
+        "shared-filesystem-race": "ranks race creating or deleting the same path",
+        "filesystem-slow-or-hung": "I/O stuck, hung tasks on a mount",
+        "checkpoint-corrupt": "checkpoint bytes truncated or unreadable",
+        "checkpoint-write-failed": "a checkpoint could not be written",
+        "checkpoint-config-mismatch": "parallel layout or arguments differ from the checkpoint's",
+        "authentication-failure": "token missing, invalid or without access (hub, registry, object store)",
+        "container-start-failed": "enroot/pyxis/apptainer could not start",
+        "container-mount-failed": "a bind mount failed",
+        "slurm-prolog-failed": "prolog/epilog or task prolog failed",
+        "slurm-launch-failed": "srun could not launch or bind tasks",
+        "slurm-gres-missing": "GPUs/GRES not visible or not granted",
+        "slurm-credential-expired": "munge/credential/clock problem",
+        "slurm-time-limit": (
+            "progress went on until the time limit; if it had stopped before, the class is the hang's "
+            "and the limit is cascade"
+        ),
+        "slurm-memory-limit": "Slurm's own polling enforcement (exceeded memory limit, being killed)",
+        "user-database-unsynced": "the node does not know the user or group",
+        "process-killed": "SIGKILL from an unknown source",
+        "process-crashed": "SIGSEGV/SIGABRT/SIGBUS, cause not visible",
+        "interrupted": "SIGINT/SIGTERM/SIGHUP not through Slurm, a closed session",
+        "clock-skew": "a wrong clock broke credentials, TLS or timestamps",
+    },
+    Category.NONE: {
+        "no-failure": "the job did what it should; alarming lines are harmless",
+        "cancelled-by-user": "scancel or Ctrl-C by the owner",
+        "cancelled-by-administrator": "scancel by someone else",
+        "preempted": "preempted by Slurm (requeue or cancel)",
+        "requeued-by-design": "checkpointed and requeued by its own script",
+    },
+    Category.UNKNOWN: {
+        "slow-down-unexplained": "the job slowed down, the evidence does not say why",
+        "unknown": "the evidence does not establish a cause (said with what is known and what is missing)",
+    },
+}
+
+CATEGORY_OF: dict[str, Category] = {name: category for category, names in _BY_CATEGORY.items() for name in names}
+"""Failure class id -> its category, which is fixed."""
+
+MEANING_OF: dict[str, str] = {name: text for names in _BY_CATEGORY.values() for name, text in names.items()}
+"""Failure class id -> its meaning in one line."""
