@@ -1,0 +1,1 @@
+"""What runs on compute nodes: standard library and pynvml only."""
