@@ -157,6 +157,8 @@ def load(path: Path | None = None) -> Config:
     """
     file = path or etc_dir() / "denpex.yaml"
     try:
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"{file}:1: this is not a plain file; name one")
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         if path is None:
@@ -166,6 +168,8 @@ def load(path: Path | None = None) -> Config:
         raise ConfigError(f"{file}:1: the configuration cannot be read: {error}") from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise ConfigError(f"{file}:1: the YAML is nested too deeply; a configuration has two levels") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else 1

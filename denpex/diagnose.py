@@ -39,7 +39,10 @@ def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
 
 def _records(source: StreamSource, gaps: list[Gap]) -> list[Record]:
     try:
-        return records.split(source.info, source.load())
+        data = source.load()
+        if data.fault:
+            gaps.append(Gap(f"the rest could not be read: {data.fault}", source.info.name, "a whole copy of the file"))
+        return records.split(source.info, data)
     except InputError as error:
         gaps.append(Gap(str(error), source.info.name, "a spool that is not removed before the diagnosis"))
         return []

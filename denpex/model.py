@@ -269,6 +269,7 @@ class StreamData:
     data: bytes
     index: tuple[tuple[int, int, int | None], ...] = ()
     pieces: tuple[tuple[int, int], ...] = ((0, 0),)
+    fault: str = ""  # why the rest could not be read, "" where all was
 
 
 @dataclass(frozen=True)

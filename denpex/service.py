@@ -119,9 +119,14 @@ class _Door:
                 if not self._enter(who):
                     client.close()
                     continue
-                threading.Thread(target=self._one, args=(client, who), daemon=True, name="answer").start()
-            except (OSError, RuntimeError):
+            except OSError:
                 client.close()
+                continue
+            try:
+                threading.Thread(target=self._one, args=(client, who), daemon=True, name="answer").start()
+            except RuntimeError:  # no thread is left
+                client.close()
+                self._leave(who)
 
     def _enter(self, who: object) -> bool:
         """Count a client in, or say that there is no room; others are not made to wait for one that fills it."""
@@ -131,6 +136,12 @@ class _Door:
             self._inside[who] += 1
             return True
 
+    def _leave(self, who: object) -> None:
+        with self._lock:
+            self._inside[who] -= 1
+            if not self._inside[who]:
+                del self._inside[who]
+
     def _one(self, client: socket.socket, who: object) -> None:
         try:
             with client:
@@ -138,10 +149,7 @@ class _Door:
         except (OSError, ServiceError):
             return  # a client that leaves, or talks nonsense, concerns nobody else
         finally:
-            with self._lock:
-                self._inside[who] -= 1
-                if not self._inside[who]:
-                    del self._inside[who]
+            self._leave(who)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

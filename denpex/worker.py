@@ -26,7 +26,7 @@ from denpex.model import Gap, Job, Verdict
 from denpex.store import Reader, Store
 from denpex.worker_late import KEEP_S, Late, LateRuns
 from denpex.worker_nodes import Collect, Gathering, Lanes
-from denpex.worker_run import START_PATIENCE_S, Key, Run, again, begun
+from denpex.worker_run import START_PATIENCE_S, STEPS_S, Key, Run, again, begun
 from denpex.worker_sweep import Sweep
 
 Diagnose = Callable[[Job, list[Path], tuple[Gap, ...]], Verdict]
@@ -202,6 +202,8 @@ class Worker:
         key = run.key
         if key is not None and not run.is_checked and not self._is_new(run, key):
             return
+        if run.late is None and plain.is_clean(run.said) and now < run.written + STEPS_S:
+            return
         run.accounting.advance(now, lambda: self._ask_slurm(run))
         if key is None or not run.said.state:
             self._identify(run, now)
@@ -210,7 +212,7 @@ class Worker:
         if run.late is None and plain.is_clean(job):
             # The derived exit that a hook is told lacks a step whose end Slurm learns after the job's own (seen on
             # 22.05): accounting's steps decide.
-            if run.patience_is_over(now):
+            if run.patience_is_over(now - STEPS_S):
                 self._save(run, replace(plain.no_failure(job), gaps=run.gaps), now)
         elif slurm.never_started(job) and job.state == "CANCELLED":
             self._cancelled(run, job, now)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
 import sys
 
 VERBS: dict[str, str] = {
@@ -19,6 +22,30 @@ VERBS: dict[str, str] = {
 def main(argv: list[str] | None = None) -> int:
     """Run ``denpex ARGV``; return the exit status (2: the command line cannot be understood)."""
     words = sys.argv[1:] if argv is None else argv
+    if sys.stdout is None:
+        print("denpex: standard output is closed; there is nowhere to print to", file=sys.stderr)
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character gets its escape, not an error instead of the verdict.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has left; Python would complain again when it flushes at exit.
+        sys.stderr.close()
+        return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        print(f"denpex: the output cannot be written: {error.strerror}", file=sys.stderr)
+        # Python would try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if words else 2
@@ -40,10 +67,6 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has left; Python would complain again when it flushes at exit.
-        sys.stderr.close()
-        return 141
     return status
 
 

@@ -95,5 +95,10 @@ def _first_of_chain(text: str, hits: Mapping[int, Match], begins: Mapping[int, i
 
 
 def _may_come_from(pattern: Pattern, record: Record) -> bool:
-    """Kernel and scheduler records hold only their own messages; a job's text may quote anything."""
-    return record.source is Source.TASK or record.source is pattern.source
+    """Kernel and scheduler records hold only their own messages; a job's text may quote anything.
+
+    An exception's text that quotes the kernel is the program's word, though: no kernel log has a traceback.
+    """
+    if record.source is not Source.TASK:
+        return record.source is pattern.source
+    return pattern.source is not Source.KERNEL or "Traceback (most recent call last)" not in record.text

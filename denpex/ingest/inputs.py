@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from denpex import spool as contract
 from denpex.errors import InputError
@@ -75,7 +76,7 @@ def load(paths: Sequence[Path], job_id: str | None = None) -> Snapshot:
 def _source(path: Path) -> Blob | Tree:
     """Return the one file that a path is, or the files that a directory or an archive holds."""
     if str(path) == "-":
-        blocks = iter(lambda: sys.stdin.buffer.read(1 << 20), b"")
+        blocks = iter(lambda: _standard_input().read(1 << 20), b"")
         blob: Blob = MemoryBlob("stdin", Content(*packed.bounded(blocks, MAX_FILE)))
     elif path.is_dir():
         return walk(path)
@@ -202,12 +203,19 @@ def _data(blob: Blob) -> StreamData:
     content = blob.read(unpack=True)
     for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
         if content.data.startswith(mark):
-            return StreamData(content.data[2:].decode(encoding, "replace").encode("utf-8", "replace"))
+            text = content.data[2:].decode(encoding, "replace")
+            return StreamData(text.encode("utf-8", "replace"), fault=content.fault)
     if content.data.startswith(b"\xef\xbb\xbf"):
         rest = tuple((at - 3, offset) for at, offset in content.pieces if at > 3)
-        return StreamData(content.data[3:], (), ((0, 3), *rest))
-    return StreamData(content.data, (), content.pieces)
+        return StreamData(content.data[3:], (), ((0, 3), *rest), content.fault)
+    return StreamData(content.data, (), content.pieces, content.fault)
 
 
 def _decoded(blob: Blob) -> str:
     return _data(blob).data[: slurmtext.MAX_TEXT].decode("utf-8", "replace")
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise InputError("standard input is closed; name a file, or give the log on standard input")
+    return sys.stdin.buffer

@@ -118,6 +118,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
+    monkeypatch.setattr("denpex.worker.STEPS_S", 0.05)
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path))
     made = Site(tmp_path)
     yield made
