@@ -340,6 +340,16 @@ def limit_of(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+def cluster_name(slurm_bin: str = "") -> str:
+    """Return what slurm.conf calls the cluster; "" where slurmctld does not say. Raises SlurmError.
+
+    Without accounting, 22.05 to 26.05 leave the completion record's cluster empty.
+    """
+    shown = _run(["scontrol", "show", "config"], slurm_bin, 10.0)
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def _run(command: Sequence[str], slurm_bin: str, timeout: float) -> str:
     """Run one of Slurm's commands and return what it printed."""
     name = command[0]

@@ -7,11 +7,12 @@ import fcntl
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from denpex import config, service, sntp, worker
-from denpex.errors import ServiceError, SpoolError
+from denpex import config, service, slurm, sntp, worker
+from denpex.errors import ServiceError, SlurmError, SpoolError
 from denpex.store import Store
 from denpex.worker_nodes import collector
 
@@ -30,6 +31,10 @@ def main(argv: list[str]) -> int:
 
 def serve(configuration: config.Config, *, once: bool) -> None:
     """Work until SIGTERM or SIGINT; raises a DenpexError where that cannot begin, or the queue cannot be read."""
+    if not configuration.cluster:
+        # Slurm may be down just now; then each completion record's own word counts.
+        with suppress(SlurmError):
+            configuration = replace(configuration, cluster=slurm.cluster_name(configuration.slurm_bin))
     with ExitStack() as stack:
         try:
             configuration.queue_dir.mkdir(mode=0o750, parents=True, exist_ok=True)

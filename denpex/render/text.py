@@ -114,7 +114,8 @@ def clock_time(seconds: float, digits: int = 3) -> str:
 
 def plus_minus(lo: float, hi: float) -> str:
     """Return the middle of an interval of seconds with its half-width: "+0.412 s ±0.4 ms"."""
-    return f"{(lo + hi) / 2:+.3f} s {half_width(lo, hi)}"
+    # Adding zero makes -0.0 a plain zero.
+    return f"{round((lo + hi) / 2, 3) + 0.0:+.3f} s {half_width(lo, hi)}"
 
 
 def half_width(lo: float, hi: float) -> str:
