@@ -1,4 +1,4 @@
-"""Expands Slurm's short form of node lists (``gpu[01-03,7],login``), bounded against hostile input."""
+"""Slurm's short form of node lists (``gpu[01-03,7],login``): expands it, bounded against hostile input, and folds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 MAX_NODES = 20_000
 
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,15})")
 _RANGES = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 
 
@@ -63,3 +64,32 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def fold(names: Iterable[str]) -> str:
+    """Fold node names as Slurm writes them: n1, n2, n4 -> "n[1-2,4]"; padding with zeros is kept."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    whole: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            whole.setdefault(name, [])
+            continue
+        prefix, digits = match[1], match[2]
+        # Numbers of one width fold together; without a leading zero any width does.
+        padded = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        groups.setdefault((prefix, padded), []).append(int(digits))
+    for (prefix, width), numbers in groups.items():
+        for other in list(groups):
+            # n08, n09, n10: the last has no zero, but the same width.
+            if width and other == (prefix, 0):
+                same = [n for n in groups[other] if len(str(n)) == width]
+                groups[other] = [n for n in groups[other] if len(str(n)) != width]
+                numbers.extend(same)
+    folded = list(whole)
+    for (prefix, width), numbers in groups.items():
+        if not numbers:
+            continue
+        spans = ",".join("-".join(n.zfill(width) for n in span.split("-")) for span in ranges(numbers).split(","))
+        folded.append(f"{prefix}[{spans}]" if "," in spans or "-" in spans else f"{prefix}{spans}")
+    return ",".join(folded)

@@ -210,8 +210,7 @@ class Worker:
             return
         job = run.job
         if run.late is None and plain.is_clean(job):
-            # The derived exit that a hook is told lacks a step whose end Slurm learns after the job's own (seen on
-            # 22.05): accounting's steps decide.
+            # Accounting's steps decide (STEPS_S says why).
             if run.patience_is_over(now - STEPS_S):
                 self._save(run, replace(plain.no_failure(job), gaps=run.gaps), now)
         elif slurm.never_started(job) and job.state == "CANCELLED":

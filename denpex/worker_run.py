@@ -24,10 +24,10 @@ _CANCEL_PATIENCE_S = 10.0
 _SOON_S = 0.6
 _LATER_S = 10.0
 # Without accounting's answer a hook that knows no start cannot even say which run it was.
-# Slurm may learn of a step's end after the job's (seen on 22.05, by a second); until then accounting calls the step
-# COMPLETED as the job. So a job that looks clean is looked up only then.
-STEPS_S = 5.0
 START_PATIENCE_S = 120.0
+# Slurm may learn of a step's end after the job's (seen on 22.05, by a second): the derived exit that a hook is told
+# lacks that step, and accounting calls it COMPLETED until then. So a job that looks clean is looked up only after this.
+STEPS_S = 5.0
 
 
 class Key(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from denpex.hostlist import ranges
+from denpex.hostlist import fold, ranges
 from denpex.render.lines import LABEL, Lines
-from denpex.render.text import clip, clock_time, half_width, hostlist, plus_minus, width_of, wrap
+from denpex.render.text import clip, clock_time, half_width, plus_minus, width_of, wrap
 
 _MOST_EVENTS = 14
 _MOST_EVIDENCE = 8
@@ -88,7 +88,7 @@ def _who(group: list[Item]) -> str:
 
 def _where(group: list[Item]) -> str:
     nodes = list(dict.fromkeys(e["node"] for e in group if e["node"]))
-    folded = hostlist(nodes)
+    folded = fold(nodes)
     return folded if width_of(folded) <= 14 else f"{len(nodes)} nodes" if len(nodes) > 1 else clip(folded, 14)
 
 

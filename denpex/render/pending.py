@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from denpex.hostlist import fold
 from denpex.render.lines import Lines
 from denpex.render.table import shown
-from denpex.render.text import clip, duration, hostlist
+from denpex.render.text import clip, duration
 
 
 def report(row: dict[str, Any], now: float, *, color: bool, width: int = 80) -> str:
@@ -18,7 +19,7 @@ def report(row: dict[str, Any], now: float, *, color: bool, width: int = 80) -> 
     lines.add("Not diagnosed yet", "label")
     lines.space()
     if row["awaited"]:
-        lines.section("Awaited", f"what the epilog of {clip(hostlist(row['awaited']), 300)} leaves")
+        lines.section("Awaited", f"what the epilog of {clip(fold(row['awaited']), 300)} leaves")
         lines.section("Then", "the diagnosis, in seconds; at the worker's deadline it is made without them")
     else:
         lines.section("Awaited", "the worker: every node has reported, the diagnosis is being made")

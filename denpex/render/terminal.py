@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from denpex.hostlist import ranges
+from denpex.hostlist import fold, ranges
 from denpex.render.lines import Lines
 from denpex.render.passages import evidence, timeline
-from denpex.render.text import clip, duration, hostlist, plus_minus
+from denpex.render.text import clip, duration, plus_minus
 
 _CONFIDENCE = ((0.95, "very likely"), (0.8, "likely"), (0.6, "probable"), (0.4, "possible"), (0.0, "a guess"))
 _REQUEUE = {
@@ -61,7 +61,7 @@ def _headline(lines: Lines, d: dict[str, Any]) -> None:
     if job.get("start") and job.get("end"):
         facts.append(f"after {duration(job['end'] - job['start'])}")
     if job.get("nodes"):
-        facts.append(f"on {clip(hostlist(job['nodes']), 40)}")
+        facts.append(f"on {clip(fold(job['nodes']), 40)}")
     known = ", ".join(fact for fact in facts if fact)
     head += f": {known}" if known else ""
     if d["revision"] > 1:
@@ -108,7 +108,7 @@ def _where(d: dict[str, Any]) -> tuple[str, str]:
     tied = d["origins"]
     if tied:
         known = [p["rank"] for p in tied if p["rank"] is not None]
-        nodes = hostlist(p["node"] for p in tied if p["node"])
+        nodes = fold(p["node"] for p in tied if p["node"])
         who = f"one of ranks {ranges(known)}" + (f" on {nodes}" if nodes else "") if known else f"one of {nodes}"
         return f"{clip(who, 200)}; the evidence does not separate them", tied[0]["basis"]
     return _NOWHERE.get(d["scope"], "not established"), ""
@@ -155,7 +155,7 @@ def _folded_gaps(gaps: list[dict[str, str]]) -> list[str]:
         places.setdefault((gap["what"], gap["closed_by"]), []).append(gap["where"])
     result = []
     for (what, closed_by), where in places.items():
-        named = clip(hostlist(w for w in where if w), 60)
+        named = clip(fold(w for w in where if w), 60)
         result.append(what + (f" ({named})" if named else "") + (f"; closed by: {closed_by}" if closed_by else ""))
     return result
 

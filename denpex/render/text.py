@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable
 from datetime import datetime, timezone
-
-from denpex.hostlist import ranges
-
-_NUMBERED = re.compile(r"(.*?)([0-9]{1,15})")
 
 
 def safe(text: str) -> str:
@@ -75,35 +69,6 @@ def clip(text: str, width: int) -> str:
     if width_of(line) <= width and len(cut) == len(text):
         return line
     return _beginning(line, width - 1) + "…"
-
-
-def hostlist(names: Iterable[str]) -> str:
-    """Fold node names as Slurm writes them: n1, n2, n4 -> "n[1-2,4]"; padding with zeros is kept."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    whole: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        match = _NUMBERED.fullmatch(name)
-        if match is None:
-            whole.setdefault(name, [])
-            continue
-        prefix, digits = match[1], match[2]
-        # Numbers of one width fold together; without a leading zero any width does.
-        padded = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
-        groups.setdefault((prefix, padded), []).append(int(digits))
-    for (prefix, width), numbers in groups.items():
-        for other in list(groups):
-            # n08, n09, n10: the last has no zero, but the same width.
-            if width and other == (prefix, 0):
-                same = [n for n in groups[other] if len(str(n)) == width]
-                groups[other] = [n for n in groups[other] if len(str(n)) != width]
-                numbers.extend(same)
-    folded = list(whole)
-    for (prefix, width), numbers in groups.items():
-        if not numbers:
-            continue
-        spans = ",".join("-".join(n.zfill(width) for n in span.split("-")) for span in ranges(numbers).split(","))
-        folded.append(f"{prefix}[{spans}]" if "," in spans or "-" in spans else f"{prefix}{spans}")
-    return ",".join(folded)
 
 
 def clock_time(seconds: float, digits: int = 3) -> str:

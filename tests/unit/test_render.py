@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from denpex import hostlist as expand
+from denpex import hostlist
 from denpex.errors import UsageError
 from denpex.model import Alternative, Category, Fix, Gap, GpuRef, Hardware, Order, Place, Requeue, Scope, Step, Verdict
 from denpex.render import pending, table, text
@@ -223,12 +223,12 @@ def test_a_command_with_a_word_that_fits_no_line_is_not_broken_but_pointed_to():
     ],
 )  # fmt: skip
 def test_node_names_are_folded_as_slurm_writes_them(names, folded):
-    assert text.hostlist(names) == folded
+    assert hostlist.fold(names) == folded
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}[0-9]{1,4}", fullmatch=True), max_size=30))
 def test_folded_node_names_unfold_to_the_same(names):
-    assert sorted(expand.expand(text.hostlist(names))) == sorted(set(names))
+    assert sorted(hostlist.expand(hostlist.fold(names))) == sorted(set(names))
 
 
 @pytest.mark.parametrize(
