@@ -49,6 +49,9 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
         if rank.failed and not rank.told and (not rank.captured or rank.whole is False):
             reason = "it failed, its words are not here, and all others only complain of a peer"
             quiet[0].add(w.LEFT_OVER, reason, rank.exit_event, "unknown")
+        elif (rank.told or rank.swept) and rank.captured and rank.whole is not False and not scene.waits:
+            reason = "it was alive and silent when all others lost their connections"
+            quiet[0].add(w.LEFT_OVER, reason, scene.complaints[others[0].rank.rank][0], "unknown")
         elif rank.started and not rank.end_known and not rank.told and quiet[0].score == 0 and rank.captured:
             reason = "its output breaks off, how it ended is not recorded, and all others only complain of a peer"
             quiet[0].add(w.LEFT_OVER, reason, None, "unknown")
@@ -56,7 +59,7 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
         rank = s.rank
         if rank.end is not None and rank.exit_code == 0 and rank.signal is None and others:
             after = scene.failed_ends.all_after(rank.end, w.UNORDERED_ENDS_NS, but=rank.rank)
-            if after and scene.failed_ends.count == len(others):
+            if after and scene.failed_ends.count == len(suspects) - 1:
                 s.add(w.EARLY_EXIT, "it ended with status 0 while the others still ran", rank.exit_event, MISSING)
                 s.first = rank.end
 
@@ -113,7 +116,7 @@ def _weigh_lateness(scene: Scene, suspects: list[Suspect]) -> None:
 
 def _weigh_order(scene: Scene, suspects: list[Suspect]) -> None:
     fatal = [s for s in suspects if s.fatal]
-    rivals = Moments((s.rank.rank, s.rank.end) for s in fatal if not _only_killed(s))
+    rivals = Moments((s.rank.rank, s.first or s.rank.end) for s in fatal if not _only_killed(s))
     rivalled = {s.rank.rank for s in fatal if not _only_killed(s)}
     for s in fatal:
         rank = s.rank

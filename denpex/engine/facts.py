@@ -168,7 +168,8 @@ def build(
     loose = _sort(_placed(events, files, job, ranks), ranks, files, step, have_tasks)
     if not have_tasks:
         launchers.add_accused(events, ranks)
-    launchers.read_torchrun(loose, ranks)
+    launchers.read_torchrun(loose, ranks, job.nodes)
+    launchers.note_workers(snapshot, step, loose, ranks)
     if not _launched(infos, step) and not any(e.pattern in launchers.TORCHRUN for e in events):
         launchers.read_srun(loose, ranks, have_tasks)
     if not have_tasks and not any(e.pattern in launchers.TORCHRUN for e in events):

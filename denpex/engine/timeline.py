@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from denpex.engine.clock import Clocks
-from denpex.model import Event, Instant, Match, Snapshot, Source
+from denpex.model import Event, Instant, Match, Snapshot, Source, StreamKind
 
 _LONGEST_WAIT_MS = 30 * 86_400_000
 
@@ -79,9 +79,15 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def nodes_of_ranks(snapshot: Snapshot) -> dict[tuple[str | None, int], str]:
-    """Return (step, rank) -> node from the tasks' records; (None, rank) for the last step that had the rank."""
+    """Return (step, rank) -> node from the tasks' records; (None, rank) for the last step that had the rank.
+
+    A task that is a launcher of several ranks (torchrun) says nothing of where the rank with its own number ran.
+    """
+    infos = (source.info for source in snapshot.streams)
+    launchers = {(info.step, info.node) for info in infos if info.kind is StreamKind.MIXED}
     result: dict[tuple[str | None, int], str] = {}
     for task in snapshot.tasks:
-        result[task.step, task.rank] = task.node
-        result[None, task.rank] = task.node
+        if (task.step, task.node) not in launchers:
+            result[task.step, task.rank] = task.node
+            result[None, task.rank] = task.node
     return result
