@@ -11,7 +11,7 @@ from denpex.engine.suspect import MISSING, MUTUAL
 from denpex.model import Event, Instant, Role, Source
 
 # Ranks waited in vain, in the store of the process group, for others to join.
-JOIN_TIMED_OUT = "rendezvous-timed-out"
+JOIN_TIMED_OUT = frozenset({"rendezvous-timed-out", "tcpstore-connect"})
 
 
 class Scene:
@@ -37,7 +37,7 @@ class Scene:
         self.waits = {
             number: found
             for number, events in self.complaints.items()
-            if (found := [e for e in events if e.failure_class == MISSING or e.pattern == JOIN_TIMED_OUT])
+            if (found := [e for e in events if e.failure_class == MISSING or e.pattern in JOIN_TIMED_OUT])
         }
         firsts = [events[0] for events in self.complaints.values() if events]
         self.complaining = len(firsts)
@@ -75,11 +75,21 @@ class Scene:
                     self.aside.append((event, "the rank went on after it"))
                 else:
                     survived.append(event)
+            elif event.waited_ns and self._before_the_run(event, rank):
+                self.aside.append((event, "it says that it waited since before the rank was started"))
             elif event.role is Role.CASCADE or event.failure_class in MUTUAL:
                 complaints.append(event)
             else:
                 own.append(event)
         self.own[rank.rank], self.survived[rank.rank], self.complaints[rank.rank] = own, survived, complaints
+
+    def _before_the_run(self, event: Event, rank: Rank) -> bool:
+        """Tell whether an event certainly began before its rank, or the whole job, did: then its words are not true."""
+        if event.when is None:
+            return False
+        start = self.case.job.start
+        of_job = start is not None and self.case.clocks_measured and event.when.hi_ns < start * 1e9
+        return of_job or (rank.start is not None and event.when.before(rank.start) is True)
 
     @staticmethod
     def _job_of(event: Event) -> str | None:

@@ -56,7 +56,7 @@ def launched(texts, gpus=(), kernel=(), complete=True):
     sources, tasks = [], []
     for number, (node, text) in enumerate(zip(run.nodes, texts, strict=True)):
         info = StreamInfo(f"{node}/0.{number}.err", StreamKind.MIXED, "0", None, node, complete, len(text))
-        stamp = run.stamp(number, 5)
+        stamp = run.stamp(number, 25)
         sources.append(runs._source(info, StreamData(text.encode(), ((0, stamp.realtime_ns, stamp.raw_ns),))))
         tasks.append(TaskRecord("0", number, node, command="torchrun train.py", start=Stamp(1, 1), end=Stamp(2, 2),
                                 exit_code=1, gpus=("0", "1")))  # fmt: skip
@@ -100,7 +100,7 @@ def test_a_workers_gpu_is_its_local_ranks(engine):
     gpus = tuple(Gpu(i, i, f"00000000:{0x3B + i:02X}:00.0", f"GPU-{i}", str(i), "H100") for i in range(2))
     error = traceback(2, "torch.AcceleratorError: CUDA error: unknown error")
     second = error + CLOSING.format(73) + table("n2", [(2, 0, 1, 72), (3, 1, -15, 73)])
-    v = engine(launched([waited(0) + waited(1), second], gpus, [(1, 4.5, XID_119.format(bus="3b"), True)]))
+    v = engine(launched([waited(0) + waited(1), second], gpus, [(1, 24.5, XID_119.format(bus="3b"), True)]))
     assert named(v) == ("gpu-gsp-timeout", 2)
     assert v.origin.gpu.index == 0
 
@@ -153,6 +153,37 @@ def test_ranks_that_wait_in_the_store_for_one_that_does_not_join(engine):
     run.tasks[2].told = [(7.7, 15)]
     run.ends(2, 7.8, signal=15)
     assert named(engine(run.snapshot())) == ("rendezvous-failure", 2)
+
+
+def test_ranks_that_cannot_reach_the_store_wait_for_the_one_that_serves_it(engine):
+    run = Run(skew=SKEWED)
+    run.say(0, 1.2, "INFO loading the tokenizer")
+    for rank in (1, 2, 3):
+        text = "The client socket has timed out after 5000ms while trying to connect to (n1, 29500)."
+        run.say(rank, 7.0 + 0.01 * rank, traceback(rank, f"torch.distributed.DistNetworkError: {text}"))
+        run.ends(rank, 7.5 + 0.1 * rank, code=1)
+    run.tasks[0].told = [(7.9, 15)]
+    run.ends(0, 8.0, signal=15)
+    assert named(engine(run.snapshot())) == ("rendezvous-failure", 0)
+
+
+def test_a_watchdog_line_that_waited_longer_than_its_rank_ran_is_made_up(engine):
+    run = Run(skew=SKEWED)
+    run.work(11.4)
+    fake = (
+        "[rank0]:[E1201 10:00:00.1 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600029 milliseconds "
+        "before timing out."
+    )
+    run.say(2, 11.45, fake)
+    run.say(2, 11.5, traceback(2, "IndexError: list index out of range"))
+    run.ends(2, 11.9, code=1)
+    for rank in (0, 1, 3):
+        run.say(rank, 11.6 + 0.01 * rank, closed(rank))
+        run.ends(rank, 12.2 + 0.1 * rank, code=1)
+    v = engine(run.snapshot())
+    assert named(v) == ("user-code-exception", 2)
+    assert "before the rank was started" in v.summary
 
 
 def test_a_rank_that_was_writing_a_checkpoint_when_the_others_gave_up(engine):
