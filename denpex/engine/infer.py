@@ -114,7 +114,7 @@ def _spread(suspects: Sequence[Suspect], unknown: float) -> None:
 
 def _unknown(case: Case, best: Suspect) -> float:
     """Return the score of "a rank that is not known"."""
-    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or (r.end_known and r.recorded))
+    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or r.dumped or (r.end_known and r.recorded))
     unheard += sum(1 for r in case.ranks.values() if r.recorded and not r.heard and r.failed and r is not best.rank)
     if unheard <= 0:
         return w.UNKNOWN_RANK
