@@ -118,16 +118,16 @@ def _deadlock(for_whom: Mapping[int, set[int]], waits: Sequence[_Wait], dumps: M
     while (after := min(for_whom[path[-1]])) not in path:
         path.append(after)
     circle = path[path.index(after) :]
+    chain = " for ".join(f"rank {rank} waits" for rank in circle)
     clues = []
     for rank in circle:
         wait = next(w for w in waits if rank in w.waiting)
         call = wait.group.at[rank][wait.seq]
-        chain = " for ".join(f"rank {r} waits" for r in circle)
         text = (
             f"flight recorder, entry {call.record}: a deadlock: {chain} for rank {circle[0]}, in different groups; "
             f"rank {rank} in collective {wait.seq} of group {wait.group.name} ({call.call})"
         )
-        reason = f"it waits in a circle with rank {ranges(circle)}, each in another group's collective"
+        reason = f"{chain} for rank {circle[0]}, each in another group's collective"
         clues.append(Clue(Kind.DEADLOCK, rank, False, reason, text, dumps[rank], call))
     return clues
 

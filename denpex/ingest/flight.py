@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from denpex.errors import InputError
@@ -32,7 +31,8 @@ _MOST_RANKS = 1 << 20
 _NAMED = re.compile(
     r"(?:nccl_trace|comm_lib_trace|fr_trace)[._-]?(?:rank[._-]?)?\d{1,6}(?:\.(?:json|pickle|pkl|pt|bin))?(?:\.gz)?$"
 )
-_RANK = re.compile(r"(?:^|[._-])rank[._-]?(\d{1,6})(?=$|[._-])|(\d{1,6})(?:\.[A-Za-z]\w{0,7}){0,2}$")
+_RANK = re.compile(r"(?:^|[._-]|trace)rank[._-]?(\d{1,6})(?=$|[._-])")
+_LAST_NUMBER = re.compile(r"(\d{1,6})(?:\.[A-Za-z]\w{0,7}){0,2}$")
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _OWN = (b"pg_config", b"pg_status", b"collective_seq_id", b"nccl_comm_state")
 _PEER = re.compile(r"\w+:(send|recv)\b")
@@ -76,9 +76,9 @@ def _parsed(data: bytes) -> Mapping[str, Any]:
 
 
 def _rank(path: str, found: Mapping[str, Any]) -> int | None:
-    matches = list(_RANK.finditer(PurePosixPath(path).name))
-    named = next((m for m in matches if m[1]), matches[-1] if matches else None)
-    said = integer(found, "rank") if named is None else int(named[1] or named[2])
+    name = path.rpartition("/")[2]
+    named = _RANK.search(name) or _LAST_NUMBER.search(name)
+    said = int(named[1]) if named else integer(found, "rank")
     return said if said is not None and 0 <= said < _MOST_RANKS else None
 
 
