@@ -7,9 +7,10 @@ from denpex.engine import weights as w
 from denpex.engine.launchers import TORCHRUN_TABLE
 from denpex.engine.order import Moments
 from denpex.engine.ranks import ENDING_SIGNALS, Rank
+from denpex.engine.recorder import Kind
 from denpex.engine.scene import Scene, quotes_kernel, said
 from denpex.engine.suspect import MISSING, OOM, Suspect, strength
-from denpex.model import Role, Source
+from denpex.model import Event, Role, Source
 
 
 def compare(scene: Scene, suspects: list[Suspect]) -> None:
@@ -25,6 +26,7 @@ def compare(scene: Scene, suspects: list[Suspect]) -> None:
             if s.rank.rank == number:
                 event = progress.collectives(scene.complaints[number])[0].event
                 s.add(w.LAGGING, "it had enqueued fewer collectives than the others", event, MISSING)
+    _weigh_flight(scene, suspects)
     for s in suspects:
         if scene.complaints[s.rank.rank] and s.score <= 0:
             s.add(w.ONLY_CASCADE, "it only reports the failure of others", scene.complaints[s.rank.rank][0])
@@ -62,6 +64,32 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
             if after and scene.failed_ends.count == len(suspects) - 1:
                 s.add(w.EARLY_EXIT, "it ended with status 0 while the others still ran", rank.exit_event, MISSING)
                 s.first = rank.end
+
+
+def _weigh_flight(scene: Scene, suspects: list[Suspect]) -> None:
+    """Weigh what the ranks' flight recorders say together."""
+    for s in suspects:
+        for event in s.rank.flight:
+            _add_flight(s, event)
+        if s.rank.rank in scene.case.further:
+            s.add(w.FLIGHT_FURTHER, "its flight recorder shows it waiting for another rank")
+
+
+def _add_flight(s: Suspect, event: Event) -> None:
+    kind, alone, reason = event.fields["kind"], bool(event.fields["alone"]), event.fields["reason"]
+    weight = w.FLIGHT_MISSING + (w.FLIGHT_ONLY_MISSING if alone else 0.0)
+    if kind == Kind.DIFFERS:
+        weight = w.FLIGHT_DIFFERS
+    elif kind == Kind.AHEAD:
+        # Others that went nowhere may be what failed.
+        weight = w.FLIGHT_AHEAD + w.FLIGHT_AHEAD_ALONE if alone else w.FLIGHT_DIFFERS
+    elif kind == Kind.UNDUMPED:
+        weight = w.FLIGHT_UNDUMPED
+    s.add(weight, reason, event)
+    # That it did not come says nothing of why; any other class of its own does.
+    if event.failure_class != MISSING or not set(s.classes) - {"unknown"}:
+        s.classes[event.failure_class or MISSING] = weight
+    s.first = s.first or event.when
 
 
 def _weigh_alone(scene: Scene, suspects: list[Suspect]) -> None:

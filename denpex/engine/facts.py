@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from denpex.engine import launchers
+from denpex.engine import flight, launchers
 from denpex.engine.clock import Clocks
 from denpex.engine.progress import Key, Progress, latest
 from denpex.engine.ranks import (
     ENDING_SIGNALS,
+    FLIGHT,
     OWN,
     TASK_DISK,
     TASK_END,
@@ -65,6 +66,7 @@ class Case:
     kernel_watched: bool  # kernel logs were collected, so that what they do not say was not there
     progress: Progress  # of the run as a whole
     clocks_measured: bool
+    further: frozenset[int] = frozenset()  # ranks that waited for others by their flight recorders
 
     def on(self, node: str | None) -> list[Rank]:
         """Return the ranks of a node."""
@@ -151,11 +153,21 @@ def failed_step(job: Job, tasks: Iterable[TaskRecord]) -> str | None:
     return max(bad or [t.step for t in listed], key=lambda s: int(s) if s.isdigit() else -1, default=None)
 
 
+def flown(snapshot: Snapshot) -> flight.Account:
+    """Return what the flight recorders of the step that failed say together."""
+    step = failed_step(snapshot.job, snapshot.tasks)
+    sizes = [s.ntasks for s in snapshot.job.steps if s.id == step and s.ntasks]
+    known = [task.rank + 1 for task in snapshot.tasks if task.step == step]
+    dumps = [dump for dump in snapshot.flight if step is None or _belongs(dump.step, step)]
+    return flight.examine(dumps, max([*sizes, *known], default=0))
+
+
 def build(
     snapshot: Snapshot,
     events: tuple[Event, ...],
     progress: Mapping[Key, Progress],
     clocks: Clocks,
+    account: flight.Account,
 ) -> Case:
     """Bring task records, events and progress together, rank by rank, for the step that failed."""
     job = snapshot.job
@@ -164,6 +176,11 @@ def build(
     ranks = _ranks_of_tasks(snapshot, step, infos, clocks)
     have_tasks = bool(ranks)
     _note_streams(ranks, infos, step, have_tasks)
+    for owner, dump in account.dumps.items():
+        if owner not in ranks and not have_tasks:
+            ranks[owner] = Rank(owner, dump.step, dump.node)
+        if owner in ranks:
+            ranks[owner].dumped = True
     files = {info.name for info in infos if info.kind is StreamKind.BATCH and info.step == "batch"}
     loose = _sort(_placed(events, files, job, ranks), ranks, files, step, have_tasks)
     if not have_tasks:
@@ -195,6 +212,7 @@ def build(
         kernel_watched=any(node.done for node in snapshot.nodes),
         progress=_whole(progress, step),
         clocks_measured=all(clocks.measured(node.name) for node in snapshot.nodes) and bool(snapshot.nodes),
+        further=account.further,
     )
 
 
@@ -291,6 +309,10 @@ def _sort(
     said = {(e.pattern, e.text) for e in listed if e.file not in job_files}
     loose = []
     for event in listed:
+        if event.pattern == FLIGHT:
+            if event.rank in ranks:
+                ranks[event.rank].flight.append(event)
+            continue
         if event.pattern in OWN:
             if event.rank in ranks and event.step == step:
                 rank = ranks[event.rank]

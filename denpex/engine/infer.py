@@ -19,6 +19,7 @@ from denpex.engine.evidence import Weighing, weigh
 from denpex.engine.facts import Case
 from denpex.engine.finding import Finding
 from denpex.engine.ranks import Rank
+from denpex.engine.recorder import Kind
 from denpex.engine.suspect import MISSING, MUTUAL, OOM, VAGUE, Suspect, strength
 from denpex.hostlist import ranges
 from denpex.model import Event, Role, Scope, Source
@@ -129,7 +130,7 @@ def _spread(suspects: Sequence[Suspect], unknown: float) -> None:
 
 def _unknown(case: Case, best: Suspect) -> float:
     """Return the score of "a rank that is not known"."""
-    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or (r.end_known and r.recorded))
+    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or r.dumped or (r.end_known and r.recorded))
     unheard += sum(1 for r in case.ranks.values() if r.recorded and not r.heard and r.failed and r is not best.rank)
     if unheard <= 0:
         return w.UNKNOWN_RANK
@@ -199,11 +200,15 @@ def _tied(case: Case, tie: Sequence[Suspect], confidence: float) -> Finding:
     node = ranks[0].node if len(places) == 1 else None
     whole = node is not None and len(case.on(node)) == len(ranks) < len(case.ranks)
     name, count = classes.most_common(1)[0]
+    why = f"The evidence does not separate ranks {shown}" + (f", all that ran on {node}." if whole else ".")
+    circle = next((e for s in tie for e in s.rank.flight if e.fields["kind"] == Kind.DEADLOCK), None)
+    if circle is not None:
+        why = f"The flight recorders show a deadlock: {circle.fields['reason']}."
     return Finding(
         name if count == len(tie) else "unknown",
         Scope.NODE if whole else Scope.RANKS,
         confidence,
-        f"The evidence does not separate ranks {shown}" + (f", all that ran on {node}." if whole else "."),
+        why,
         ranks=ranks,
         node=node if whole else None,
         cited=tuple(e for s in tie[:8] for e in _best_first(s)[:1]),
