@@ -241,6 +241,7 @@ class TaskRecord:
     forwarded_signals: tuple[tuple[Stamp, int], ...] = ()  # received by the wrapper and passed on
     gpus: tuple[str, ...] = ()
     full_disks: tuple[str, ...] = ()  # mount points without free space when the task failed
+    launcher: bool = False  # starts several ranks itself (torchrun): its number, end and output are no one rank's
     claimed: bool = True
 
 

@@ -173,7 +173,8 @@ def build(
     job = snapshot.job
     step = failed_step(job, snapshot.tasks)
     infos = [source.info for source in snapshot.streams]
-    ranks = _ranks_of_tasks(snapshot, step, infos, clocks)
+    ranks = _ranks_of_tasks(snapshot, step, clocks)
+    launched = step is not None and any(of == step for of, _ in launchers.places(snapshot))
     have_tasks = bool(ranks)
     _note_streams(ranks, infos, step, have_tasks)
     for owner, dump in account.dumps.items():
@@ -187,7 +188,7 @@ def build(
         launchers.add_accused(events, ranks)
     launchers.read_torchrun(loose, ranks, job.nodes)
     launchers.note_workers(snapshot, step, loose, ranks)
-    if not _launched(infos, step) and not any(e.pattern in launchers.TORCHRUN for e in events):
+    if not launched and not any(e.pattern in launchers.TORCHRUN for e in events):
         launchers.read_srun(loose, ranks, have_tasks)
     if not have_tasks and not any(e.pattern in launchers.TORCHRUN for e in events):
         _one_script(snapshot, ranks, loose, clocks)
@@ -199,7 +200,7 @@ def build(
     if len(job.nodes) == 1:
         for rank in ranks.values():
             rank.node = rank.node or job.nodes[0]
-    sizes = [s.ntasks for s in job.steps if s.id == step and s.ntasks and not _launched(infos, step)]
+    sizes = [s.ntasks for s in job.steps if s.id == step and s.ntasks and not launched]
     return Case(
         job=job,
         step=step,
@@ -236,20 +237,13 @@ def _whole(progress: Mapping[Key, Progress], step: str | None) -> Progress:
     return total
 
 
-def _launched(infos: Iterable[StreamInfo], step: str | None) -> bool:
-    """Tell whether the step's tasks are launchers of several ranks each."""
-    return any(info.kind is StreamKind.MIXED and info.step == step and step is not None for info in infos)
-
-
-def _ranks_of_tasks(
-    snapshot: Snapshot, step: str | None, infos: Iterable[StreamInfo], clocks: Clocks
-) -> dict[int, Rank]:
+def _ranks_of_tasks(snapshot: Snapshot, step: str | None, clocks: Clocks) -> dict[int, Rank]:
     # A launcher (torchrun) is one task whose output holds many ranks: its own end is no rank's.
-    launchers = {info.node for info in infos if info.kind is StreamKind.MIXED and info.step == step}
+    launched = launchers.places(snapshot)
     return {
         task.rank: _rank(task, clocks)
         for task in snapshot.tasks
-        if task.step == step and not _is_script(task.step) and task.node not in launchers
+        if task.step == step and not _is_script(task.step) and (task.step, task.node) not in launched
     }
 
 

@@ -21,6 +21,13 @@ TORCHRUN = (TORCHRUN_TABLE, "torchelastic-child-failed")
 _SWEEPS = ("CANCELLED AT", "Job step aborted", "Terminating StepId", "forcing job termination")
 
 
+def places(snapshot: Snapshot) -> set[tuple[str | None, str | None]]:
+    """Return (step, node) of every task that is a launcher of several ranks, also where its output is not here."""
+    infos = (source.info for source in snapshot.streams)
+    of_streams = {(info.step, info.node) for info in infos if info.kind is StreamKind.MIXED and info.step is not None}
+    return of_streams | {(task.step, task.node) for task in snapshot.tasks if task.launcher}
+
+
 def add_accused(events: Iterable[Event], ranks: dict[int, Rank]) -> None:
     """Add ranks that are known only because others name them as missing."""
     for event in events:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from denpex.engine import launchers
 from denpex.engine.clock import Clocks
-from denpex.model import Event, Instant, Match, Snapshot, Source, StreamKind
+from denpex.model import Event, Instant, Match, Snapshot, Source
 
 _LONGEST_WAIT_MS = 30 * 86_400_000
 
@@ -83,11 +84,10 @@ def nodes_of_ranks(snapshot: Snapshot) -> dict[tuple[str | None, int], str]:
 
     A task that is a launcher of several ranks (torchrun) says nothing of where the rank with its own number ran.
     """
-    infos = (source.info for source in snapshot.streams)
-    launchers = {(info.step, info.node) for info in infos if info.kind is StreamKind.MIXED}
+    launched = launchers.places(snapshot)
     result: dict[tuple[str | None, int], str] = {}
     for task in snapshot.tasks:
-        if (task.step, task.node) not in launchers:
+        if (task.step, task.node) not in launched:
             result[task.step, task.rank] = task.node
             result[None, task.rank] = task.node
     return result

@@ -110,7 +110,7 @@ def _whole(lines: list[Any], parts: dict[str, list[Any]], path: Path) -> list[An
         if isinstance(line, dict) and "use" in line:
             if line["use"] not in parts:
                 raise ValueError(f"{path}: {PARTS.name} has no part '{line['use']}'")
-            found += parts[line["use"]]
+            found += _whole(parts[line["use"]], parts, path)
         else:
             found.append(line)
     return found

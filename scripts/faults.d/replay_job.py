@@ -7,6 +7,7 @@ rank's lines come with their delays after that moment, each by its own node's cl
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -39,6 +40,41 @@ def fields(task: Task, step: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def dump(task: Task, last: int, odd: int) -> None:
+    """Write what torch's flight recorder of this rank would hold when a watchdog dumps it.
+
+    ``last``: the number of its last collective; ``odd``: how many elements more its last one has than it should. The
+    format is that of torch 2.13 (a pickle, version 2.10); the place is where the capture has torch put it.
+    """
+    prefix = os.environ.get("TORCH_FR_DUMP_TEMP_FILE")
+    if not prefix:
+        return
+    now = time.time_ns()
+    entries = []
+    for seq in range(max(1, last - 40), last + 1):
+        over = seq < last
+        size = 4_194_304 if seq % 3 else 1024
+        created = now - 2_000_000_000 - (last - seq) * 13_000_000
+        entries.append({
+            "record_id": seq - 1, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": seq,
+            "p2p_seq_id": 0, "op_id": seq, "profiling_name": "nccl:all_reduce", "is_p2p": False, "retired": over,
+            "input_sizes": [[size if over else size + odd]], "output_sizes": [[size if over else size + odd]],
+            "input_dtypes": ["BFloat16"], "output_dtypes": ["BFloat16"], "timeout_ms": 2000, "frames": [],
+            "time_created_ns": created, "time_discovered_started_ns": created + 50_000,
+            "time_discovered_completed_ns": created + 9_000_000 if over else None,
+            "state": "completed" if over else "started",
+        })  # fmt: skip
+    ranks = str(list(range(task.world)))
+    status = {"last_enqueued_collective": last, "last_started_collective": last, "last_completed_collective": last - 1}
+    document = {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}},
+        "pg_status": {"0": status},
+        "entries": entries,
+    }
+    Path(f"{prefix}{task.rank}").write_bytes(pickle.dumps(document, protocol=2))
+
+
 def play(task: Task, lines: list[Any], step: int) -> None:
     """Do a role's part: a text is printed, a mapping is a pause, a word with root, or an end."""
     for item in lines:
@@ -46,7 +82,9 @@ def play(task: Task, lines: list[Any], step: int) -> None:
             print(Template(item).substitute(fields(task, step)).rstrip("\n"), file=sys.stderr, flush=True)
             continue
         (verb, value), *_ = item.items()
-        if verb == "wait":
+        if verb == "dump":
+            dump(task, 41 + 3 * step + value.get("after", 0), value.get("odd", 0))
+        elif verb == "wait":
             time.sleep(value)
         elif verb == "root":
             task.ask_root(value)

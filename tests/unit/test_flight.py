@@ -275,7 +275,7 @@ def hung(engine, recorders, complain=(0, 1, 2, 3), dumped=None):
     run.work(11.4)
     for rank in range(4):
         if rank in complain:
-            run.say(rank, 30.0 + 0.01 * rank, waited(rank, 600000))
+            run.say(rank, 30.0 + 0.01 * rank, waited(rank, 10000))
         run.ends(rank, 31.0 + 0.1 * rank, code=1)
     return engine(replace(run.snapshot(), flight=tuple(dumps(recorders, dumped))))
 
@@ -326,7 +326,7 @@ def test_an_exception_after_the_wait_was_over_is_the_missing_ranks(engine):
     run = Run()
     run.work(11.4)
     for rank in (0, 1, 3):
-        run.say(rank, 30.0, waited(rank, 600000))
+        run.say(rank, 30.0, waited(rank, 10000))
         run.ends(rank, 31.0, code=1)
     run.say(2, 40.0, traceback(2, "ValueError: bad"))
     run.ends(2, 41.0, code=1)
