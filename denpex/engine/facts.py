@@ -187,6 +187,7 @@ def build(
     if not have_tasks:
         launchers.add_accused(events, ranks)
     launchers.read_torchrun(loose, ranks, job.nodes)
+    loose = launchers.give_unmarked(snapshot, loose, ranks)
     launchers.note_workers(snapshot, step, loose, ranks)
     if not launched and not any(e.pattern in launchers.TORCHRUN for e in events):
         launchers.read_srun(loose, ranks, have_tasks)

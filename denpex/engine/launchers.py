@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from denpex.engine.progress import latest, natural
 from denpex.engine.ranks import ENDING_SIGNALS, OWN, Rank, status
@@ -17,6 +18,8 @@ _MOST_TASKS = 32_768  # rank numbers beyond are no ranks
 TORCHRUN_TABLE = "torchelastic-failure-table"
 CLOSED = "ended-by-signal"  # "Sending process PID closing signal"
 TORCHRUN = (TORCHRUN_TABLE, "torchelastic-child-failed")
+# What an agent itself says when another agent is gone.
+_AGENTS = ("rendezvous-closed", "tcpstore-lost")
 # Slurm says these of a step or job that it ends; tasks whose end srun reports afterwards were ended by that.
 _SWEEPS = ("CANCELLED AT", "Job step aborted", "Terminating StepId", "forcing job termination")
 
@@ -88,6 +91,27 @@ def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], r
         rank.alive = latest([rank.alive, *(e.when for e in listed if e.file in names)])
         if marked & names and not unmarked & names:
             rank.captured, rank.whole = True, all(info.complete for info in infos)
+
+
+def give_unmarked(snapshot: Snapshot, loose: list[Event], ranks: dict[int, Rank]) -> list[Event]:
+    """Give a launcher's errors that bear no mark to its only worker that failed by itself; return what stays of none.
+
+    Before a worker joins its process group nothing marks its words.
+    """
+    files = {s.info.name: s.info.node for s in snapshot.streams if s.info.kind is StreamKind.MIXED}
+    alone: dict[str | None, list[Rank]] = {}
+    for rank in ranks.values():
+        if rank.failed and not rank.swept and not rank.recorded and rank.local_rank is not None:
+            alone.setdefault(rank.node, []).append(rank)
+    left = []
+    for event in loose:
+        failed = alone.get(files.get(event.file), []) if event.file in files and event.rank is None else []
+        of_worker = event.role in (Role.ORIGIN, Role.CASCADE) and event.pattern not in (*TORCHRUN, *_AGENTS)
+        if len(failed) == 1 and of_worker and event.source is Source.TASK:
+            failed[0].events.append(replace(event, rank=failed[0].rank, step=failed[0].step))
+        else:
+            left.append(event)
+    return left
 
 
 def _add_quiet(ranks: dict[int, Rank], step: str | None, nodes: Iterable[str | None]) -> None:

@@ -91,6 +91,13 @@ def test_a_worker_that_is_ended_beside_one_that_failed_is_not_the_missing_one(en
     assert named(v) == ("cuda-illegal-memory-access", 2)
 
 
+def test_an_error_before_a_worker_joined_is_the_only_failed_workers(engine):
+    error = traceback(None, "ModuleNotFoundError: No module named 'transformer_engine'")
+    second = error + CLOSING.format(73) + table("n2", [(2, 0, 1, 72), (3, 1, -15, 73)])
+    v = engine(launched(["INFO loading\n", second]))
+    assert named(v) == ("missing-python-module", 2)
+
+
 def test_an_unmarked_error_in_the_output_keeps_silence_from_meaning_anything(engine):
     v = engine(launched([waited(1) + "Fatal Python error: Segmentation fault\n", waited(2) + waited(3)]))
     assert v.origin is None or v.confidence < 0.9
