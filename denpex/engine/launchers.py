@@ -19,7 +19,7 @@ TORCHRUN_TABLE = "torchelastic-failure-table"
 CLOSED = "ended-by-signal"  # "Sending process PID closing signal"
 TORCHRUN = (TORCHRUN_TABLE, "torchelastic-child-failed")
 # What an agent itself says when another agent is gone.
-_AGENTS = ("rendezvous-closed", "tcpstore-lost")
+_AGENTS = ("rendezvous-closed", "rendezvous-connection", "tcpstore-lost")
 # Slurm says these of a step or job that it ends; tasks whose end srun reports afterwards were ended by that.
 _SWEEPS = ("CANCELLED AT", "Job step aborted", "Terminating StepId", "forcing job termination")
 

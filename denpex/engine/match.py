@@ -30,12 +30,12 @@ class Matcher:
     def __init__(self, library: Library, scan: Scan) -> None:
         self._scan = scan
         self._pattern_of: list[int] = []
-        self._compiled: list[re.Pattern[str]] = []
+        self._expressions = expressions(library)
+        # Compiled when first found: most are never met in one run, and Python compiles slower than the scan runs.
+        self._compiled: dict[int, re.Pattern[str]] = {}
         self._patterns = library.patterns
         for number, pattern in enumerate(library.patterns):
-            for expression in pattern.expressions:
-                self._pattern_of.append(number)
-                self._compiled.append(re.compile(expression, FLAGS))
+            self._pattern_of.extend([number] * len(pattern.expressions))
         self._companions = {
             p.id: [re.compile(e, FLAGS) for e in p.companions] for p in library.patterns if p.companions
         }
@@ -65,7 +65,7 @@ class Matcher:
             pattern = self._patterns[at]
             if at in hits or not _may_come_from(pattern, record):
                 continue
-            match = self._compiled[number].search(record.text)
+            match = self._expression(number).search(record.text)
             if match is None or not self._stands(pattern, record.text):
                 continue
             fields = {name: value for name, value in match.groupdict().items() if value is not None}
@@ -76,6 +76,12 @@ class Matcher:
         if any(m.pattern.role in DECISIVE and "*" not in m.pattern.yields_to for m in standing.values()):
             standing = {at: m for at, m in standing.items() if "*" not in m.pattern.yields_to}
         return _first_of_chain(record.text, standing, begins) if len(standing) > 1 else list(standing.values())
+
+    def _expression(self, number: int) -> re.Pattern[str]:
+        compiled = self._compiled.get(number)
+        if compiled is None:
+            compiled = self._compiled[number] = re.compile(self._expressions[number], FLAGS)
+        return compiled
 
     def _stands(self, pattern: Pattern, text: str) -> bool:
         needed = self._companions.get(pattern.id)

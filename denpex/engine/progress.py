@@ -122,10 +122,13 @@ def lagging(waits: Mapping[int, list[Collective]], world: int) -> tuple[int, ...
     if not groups:
         return ()
     group = min(groups)
+    waited = max(c.seq for said in waits.values() for c in said if c.group == group)
     reached = {}
     for rank, said in waits.items():
-        mine = [c for c in said if c.group == group]
-        reached[rank] = max(c.enqueued if c.enqueued is not None else c.seq for c in mine)
-    lowest = min(reached.values())
-    found = tuple(sorted(rank for rank, value in reached.items() if value == lowest))
-    return found if lowest < max(reached.values()) and 2 * len(found) < len(reached) else ()
+        known = [c.enqueued for c in said if c.group == group and c.enqueued is not None]
+        if not known:
+            return ()
+        reached[rank] = max(known)
+    # A rank may enqueue ahead of what it waits for, so that ranks that all came differ in their last number too.
+    found = tuple(sorted(rank for rank, value in reached.items() if value < waited))
+    return found if 2 * len(found) < len(reached) else ()

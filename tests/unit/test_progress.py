@@ -84,6 +84,14 @@ def test_nothing_follows_where_a_rank_has_not_spoken_or_half_are_behind():
     assert progress.lagging(waits((9, 9, "0"), (9, 8, "0")), 2) == ()
 
 
+def test_ranks_that_all_came_but_ran_ahead_differently_are_not_told_apart():
+    assert progress.lagging(waits((78, 81, "0"), (78, 79, "0"), (78, 81, "0"), (78, 80, "0")), 4) == ()
+
+
+def test_a_rank_whose_last_enqueued_number_is_unknown_is_not_compared():
+    assert progress.lagging(waits((78, 81, "0"), (77, "?", "0"), (78, 81, "0"), (78, 80, "0")), 4) == ()
+
+
 def test_numbers_that_are_none_are_passed_over():
     assert progress.natural("12") == 12
     for text in ("", "-1", "²", "9" * 5000, "1e9"):
