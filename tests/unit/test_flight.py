@@ -101,6 +101,18 @@ def test_a_dump_that_is_older_than_the_others_call_says_nothing():
     assert clues(recorders, written={2: 22.0}) == [(Kind.MISSING, 2, True)]
 
 
+def test_a_copied_dump_that_lacks_what_others_completed_is_old_whatever_its_time():
+    recorders = all_but({2}, job(), done=True)
+    all_but({2}, recorders, t=21.0)
+    assert clues(recorders) == []
+
+
+def test_a_broadcast_that_completed_without_a_rank_is_no_sign_that_it_came():
+    recorders = all_but({2}, job(), op="broadcast", done=True)
+    all_but({2}, recorders, t=21.0)
+    assert clues(recorders) == [(Kind.MISSING, 2, True)]
+
+
 def test_what_a_clock_shows_is_taken_into_account():
     """Rank 2's clock is 30 s ahead: a dump at its 45 s was written before the others' call."""
     recorders = all_but({2}, job(skew={2: 30.0}))
