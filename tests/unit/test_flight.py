@@ -58,13 +58,13 @@ def column(rank):
 
 
 def dumps(recorders, written=None):
-    found = []
+    found = reader.Dumps()
     for rank, one in recorders.items():
         when = one.ns((written or {}).get(rank, DUMPED))
         data = one.pickle()
         blob = MemoryBlob(f"rank_{rank}", Content(data, size=len(data)), when)
-        found.append(reader.read(blob.path, blob, node=f"n{rank + 1}", step="0"))
-    return found
+        found.add(blob.path, blob, node=f"n{rank + 1}", step="0")
+    return found.found
 
 
 def clues(recorders, world=0, written=None):
@@ -144,6 +144,12 @@ def test_a_rank_without_a_dump_counts_only_where_all_others_wait():
     done = job()
     del done[3]
     assert clues(done, 4) == []
+
+
+def test_a_rank_whose_dump_is_torn_has_dumped():
+    found = dumps(all_but(set(), job()))
+    found[3] = replace(found[3], groups=(), last_ns=0, written_ns=None)
+    assert flight.examine(found, 4).clues == ()
 
 
 def test_without_all_dumps_the_missing_rank_is_not_alone():
