@@ -50,7 +50,7 @@ def examine(dumps: Iterable[FlightDump], world: int) -> Account:
         Gap(f"{newest[r].file} was set aside: its times are not of the others' run", newest[r].file, "a folder per run")
         for r in sorted(apart)
     )
-    used = {rank: dump for rank, dump in newest.items() if rank not in apart}
+    used = {rank: dump for rank, dump in newest.items() if rank not in apart and dump.groups}
     groups = _groups(used, world)
     differing = [clue for group in groups for clue in _differing(group, used)]
     if differing:

@@ -35,7 +35,12 @@ def _wait(group: Group, dumps: Mapping[int, FlightDump]) -> _Wait | None:
     # The moment of their wait, by the clock that most ranks have.
     since = int(median(group.at[rank][seq].created_ns - group.shift.get(rank, 0) for rank in waiting))
     lacking = group.lacking(seq)
-    missing = [rank for rank in lacking if written(dumps[rank]) >= since + group.shift.get(rank, 0) + FRESH_NS]
+    missing = [
+        rank
+        for rank in lacking
+        # A dump that lacks what others completed is older than that, whatever its file's time has become by copying.
+        if group.last[rank] >= group.joined and written(dumps[rank]) >= since + group.shift.get(rank, 0) + FRESH_NS
+    ]
     unknown = sorted((group.members - group.last.keys()) | (set(lacking) - set(missing)))
     return _Wait(group, seq, waiting, missing, unknown)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ FRESH_NS = 1_000_000_000
 # A period counts where it held for so many calls, and at least three times.
 _PERIOD_SEEN = 8
 _PERIOD_CHECKED = 32
+_MEETING = re.compile(r"all_?reduce|_?all_?gather|_?reduce_scatter|barrier")
 
 
 class Kind(Word):
@@ -49,7 +51,16 @@ class Group:
 
     def __post_init__(self) -> None:
         self.last = {rank: calls[-1].seq if calls else 0 for rank, calls in self.tracks.items()}
+        self.joined = max(map(self._joined, self.tracks.values()), default=0)
         self.at = {rank: {call.seq: call for call in calls} for rank, calls in self.tracks.items()}
+
+    def _joined(self, calls: Sequence[FlightCall]) -> int:
+        """Return the last number that certainly every rank has come to: none completes these without all others.
+
+        Gloo's last call is left out, for it may have failed.
+        """
+        sure = calls if self.library == "nccl" else calls[:-1]
+        return max((call.seq for call in sure if call.done and _MEETING.match(call.call)), default=0)
 
     def lacking(self, seq: int) -> list[int]:
         """Return the ranks that are known not to have enqueued a collective."""

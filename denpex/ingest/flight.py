@@ -19,7 +19,7 @@ from denpex.ingest.tree import Blob, not_read
 from denpex.model import FlightCall, FlightDump, FlightGroup, Gap
 
 MAX_DUMP = 64 << 20  # bytes of one dump; 2,000 entries with Python stacks are less than 2 MiB
-MAX_TOTAL = 8 << 30  # of all dumps of a run
+MAX_TOTAL = 1 << 30  # bytes of all dumps of an input: some minutes of reading
 
 # Kept of one dump: so many of the last entries, and of every group at least so many.
 _LAST = 256
@@ -39,7 +39,6 @@ _PEER = re.compile(r"\w+:(send|recv)\b")
 _COALESCED = ":coalesced"
 # All ranks of a group must give these alike many elements of one type; of others (all_to_all, lists) they may differ.
 _SAME_SIZE = re.compile(r"all_?reduce(_coalesced)?|broadcast|reduce|_all_?gather_base|_reduce_scatter_base")
-_CLOSED_BY = "a dump that was written to its end, on a disk with room"
 
 
 def is_dump(path: str, head: bytes) -> bool:
@@ -51,21 +50,40 @@ def is_dump(path: str, head: bytes) -> bool:
     return head.lstrip()[:1] == b"{" and b'"entries"' in head and any(b'"%s"' % key in head for key in _OWN)
 
 
-def read(path: str, blob: Blob, *, node: str | None = None, step: str | None = None) -> FlightDump | Gap:
-    """Return the digest of one dump; a gap where it cannot be read, or does not tell of which rank it is."""
+class Dumps:
+    """The dumps of one input, read one by one; ``gaps`` say what could not be read."""
+
+    def __init__(self) -> None:
+        self.found: list[FlightDump] = []
+        self.gaps: list[Gap] = []
+        self._total = 0
+
+    def add(self, path: str, blob: Blob, *, node: str | None = None, step: str | None = None) -> None:
+        """Read one dump. One that cannot be read still tells that its rank has dumped; it then has no groups."""
+        self._total += min(blob.size, MAX_DUMP)
+        try:
+            if self._total > MAX_TOTAL:
+                raise ValueError(f"{MAX_TOTAL >> 20} MiB of dumps were read before it")
+            self.found.append(_read(path, blob, node, step))
+        except (InputError, ValueError, RecursionError, MemoryError) as error:
+            why = f"it is no flight recorder's dump: {error or 'it is too large'}"
+            self.gaps.append(not_read(path, why, "a dump that was written to its end, on a disk with room"))
+            rank = _rank(path, {})
+            if rank is not None:
+                self.found.append(FlightDump(rank, path, (), 0, step=step, node=node))
+
+
+def _read(path: str, blob: Blob, node: str | None, step: str | None) -> FlightDump:
     if blob.size > MAX_DUMP:
-        return not_read(path, f"a flight recorder's dump has at most {MAX_DUMP >> 20} MiB", "nothing needs so much")
-    try:
-        content = blob.read(MAX_DUMP, unpack=True)
-        if content.fault or len(content.pieces) > 1:
-            return not_read(path, content.fault or "it is too long", _CLOSED_BY)
-        found = _parsed(content.data)
-        rank = _rank(path, found)
-        if rank is None:
-            return not_read(path, "neither its name nor its content says of which rank it is", "a name as PREFIX<rank>")
-        return _digest(found, rank, path, node, step, blob.modified_ns)
-    except (InputError, ValueError, RecursionError, MemoryError) as error:
-        return not_read(path, f"it is no flight recorder's dump: {error or 'it is too large'}", _CLOSED_BY)
+        raise ValueError(f"a dump has at most {MAX_DUMP >> 20} MiB")
+    content = blob.read(MAX_DUMP, unpack=True)
+    if content.fault or len(content.pieces) > 1:
+        raise ValueError(content.fault or "it is too long")
+    found = _parsed(content.data)
+    rank = _rank(path, found)
+    if rank is None:
+        raise ValueError("neither its name nor its content says of which rank it is")
+    return _digest(found, rank, path, node, step, blob.modified_ns)
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:

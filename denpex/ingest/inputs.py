@@ -28,7 +28,7 @@ from denpex.ingest.tree import (
     unused,
     walk,
 )
-from denpex.model import FlightDump, Gap, Job, Snapshot, StreamData, StreamInfo, StreamKind, StreamSource
+from denpex.model import Gap, Job, Snapshot, StreamData, StreamInfo, StreamKind, StreamSource
 
 MAX_INPUT = 16 << 30  # bytes of all files together
 
@@ -60,18 +60,18 @@ def load(paths: Sequence[Path], job_id: str | None = None) -> Snapshot:
             tree.blobs[unused(prefix + name, tree.blobs)] = blob
         tree.gaps += inner.gaps
     snapshot, rest = _spooled(tree, job_id)
-    dumps, rest, torn = _dumps(rest)
+    dumps, rest = _dumps(rest)
     streams, job, gaps = _plain(rest, given, snapshot.job, job_id)
-    if not snapshot.nodes and not streams and not dumps:
+    if not snapshot.nodes and not streams and not any(dump.groups for dump in dumps.found):
         where = ", ".join(display(str(path)) for path in paths[:5])
-        hint = "; ".join(gap.what for gap in [*tree.gaps, *torn, *gaps][:3])
+        hint = "; ".join(gap.what for gap in [*tree.gaps, *dumps.gaps, *gaps][:3])
         raise InputError(f"no log was found in {where}" + (f": {hint}" if hint else "; name a file to have it read"))
     return replace(
         snapshot,
         job=job,
         streams=(*snapshot.streams, *streams),
-        gaps=(*tree.gaps, *snapshot.gaps, *torn, *gaps),
-        flight=(*snapshot.flight, *dumps),
+        gaps=(*tree.gaps, *snapshot.gaps, *dumps.gaps, *gaps),
+        flight=(*snapshot.flight, *dumps.found),
     )
 
 
@@ -116,30 +116,20 @@ def _spooled(tree: Tree, job_id: str | None) -> tuple[Snapshot, Tree]:
     return replace(found, gaps=(*found.gaps, *gaps)), Tree(rest)
 
 
-def _dumps(tree: Tree) -> tuple[list[FlightDump], Tree, list[Gap]]:
-    """Read the flight recorder's dumps in a tree, whatever their names; return them, the other files, and the gaps."""
-    dumps: list[FlightDump] = []
-    gaps: list[Gap] = []
+def _dumps(tree: Tree) -> tuple[flight.Dumps, Tree]:
+    """Read the flight recorder's dumps in a tree, whatever their names; return them and the other files."""
+    dumps = flight.Dumps()
     rest: dict[str, Blob] = {}
-    total = 0
     for path, blob in sorted(tree.blobs.items()):
         try:
             known = flight.is_dump(path, blob.head(names.SNIFF))
         except InputError:
             known = False  # whoever reads it as a log says why it cannot be read
-        if not known:
-            rest[path] = blob
-            continue
-        total += blob.size
-        if total > flight.MAX_TOTAL:
-            gaps.append(not_read(path, f"{flight.MAX_TOTAL >> 30} GiB of dumps were read before", "fewer dumps"))
-            continue
-        found = flight.read(path, blob, node=names.classify(path).node)
-        if isinstance(found, FlightDump):
-            dumps.append(found)
+        if known:
+            dumps.add(path, blob, node=names.classify(path).node)
         else:
-            gaps.append(found)
-    return dumps, Tree(rest), gaps
+            rest[path] = blob
+    return dumps, Tree(rest)
 
 
 def _own(run: Tree) -> Tree:

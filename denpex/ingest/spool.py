@@ -19,7 +19,6 @@ from denpex.ingest.tasks import Tasks
 from denpex.ingest.tree import Blob, Tree, display, walk
 from denpex.model import (
     ClockSample,
-    FlightDump,
     Gap,
     Gpu,
     Job,
@@ -86,12 +85,14 @@ def read_trees(trees: Sequence[tuple[str, Tree]], job: Job) -> Snapshot:
     launchers = tasks.launchers()
     sources = tuple(source for bundle in bundles for source in _streams(bundle, launchers))
     job = _filled(job, bundles)
-    dumps = tuple(dump for bundle in bundles for dump in _flight(bundle))
+    dumps = flight.Dumps()
+    for bundle in bundles:
+        _flight(bundle, dumps)
     gaps = [gap for bundle in bundles for gap in _gaps(bundle)]
-    gaps += [*tasks.gaps, *tasks.missing(), *_absent(job, {bundle.node for bundle in bundles})]
+    gaps += [*tasks.gaps, *tasks.missing(), *_absent(job, {bundle.node for bundle in bundles}), *dumps.gaps]
     if len(gaps) > _MAX_GAPS:
         gaps[_MAX_GAPS:] = [Gap(f"{len(gaps) - _MAX_GAPS} more gaps are not listed", "the spool", "the ones above")]
-    return Snapshot(job, nodes, tasks.records(), clock, kernel, sources, tuple(dict.fromkeys(gaps)), dumps)
+    return Snapshot(job, nodes, tasks.records(), clock, kernel, sources, tuple(dict.fromkeys(gaps)), tuple(dumps.found))
 
 
 def _uid(meta: Blob) -> int | None:
@@ -247,24 +248,13 @@ def _stream(
     return StreamSource(info, partial(_load, head, index, tails))
 
 
-def _flight(bundle: _Bundle) -> Iterator[FlightDump]:
-    """Yield what the ranks' flight recorders were dumped to: user/fr/<step>.rank_<rank>, or whatever name it has."""
+def _flight(bundle: _Bundle, dumps: flight.Dumps) -> None:
+    """Read what the ranks' flight recorders were dumped to: user/fr/<step>.rank_<rank>, or whatever name it has."""
     folder = f"{contract.USER}/{contract.FLIGHT}/"
-    total = 0
     for path, blob in sorted(bundle.reader.tree.blobs.items()):
-        if not path.startswith(folder):
-            continue
-        total += blob.size
-        if total > flight.MAX_TOTAL:
-            bundle.reader.gap(f"{path} and what follows was not read: {total >> 30} GiB of dumps", "smaller dumps")
-            return
-        step = _FLIGHT_STEP.match(path[len(folder) :])
-        name = f"{bundle.node}/{path}"
-        found = flight.read(name, blob, node=bundle.node, step=step[1] if step else None)
-        if isinstance(found, FlightDump):
-            yield found
-        else:
-            bundle.reader.gaps.append(found)
+        if path.startswith(folder):
+            step = _FLIGHT_STEP.match(path[len(folder) :])
+            dumps.add(f"{bundle.node}/{path}", blob, node=bundle.node, step=step[1] if step else None)
 
 
 def _load(head: Blob, index: Blob | None, tails: Mapping[int, Blob]) -> StreamData:

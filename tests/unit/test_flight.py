@@ -58,13 +58,13 @@ def column(rank):
 
 
 def dumps(recorders, written=None):
-    found = []
+    found = reader.Dumps()
     for rank, one in recorders.items():
         when = one.ns((written or {}).get(rank, DUMPED))
         data = one.pickle()
         blob = MemoryBlob(f"rank_{rank}", Content(data, size=len(data)), when)
-        found.append(reader.read(blob.path, blob, node=f"n{rank + 1}", step="0"))
-    return found
+        found.add(blob.path, blob, node=f"n{rank + 1}", step="0")
+    return found.found
 
 
 def clues(recorders, world=0, written=None):
@@ -101,6 +101,18 @@ def test_a_dump_that_is_older_than_the_others_call_says_nothing():
     assert clues(recorders, written={2: 22.0}) == [(Kind.MISSING, 2, True)]
 
 
+def test_a_copied_dump_that_lacks_what_others_completed_is_old_whatever_its_time():
+    recorders = all_but({2}, job(), done=True)
+    all_but({2}, recorders, t=21.0)
+    assert clues(recorders) == []
+
+
+def test_a_broadcast_that_completed_without_a_rank_is_no_sign_that_it_came():
+    recorders = all_but({2}, job(), op="broadcast", done=True)
+    all_but({2}, recorders, t=21.0)
+    assert clues(recorders) == [(Kind.MISSING, 2, True)]
+
+
 def test_what_a_clock_shows_is_taken_into_account():
     """Rank 2's clock is 30 s ahead: a dump at its 45 s was written before the others' call."""
     recorders = all_but({2}, job(skew={2: 30.0}))
@@ -132,6 +144,12 @@ def test_a_rank_without_a_dump_counts_only_where_all_others_wait():
     done = job()
     del done[3]
     assert clues(done, 4) == []
+
+
+def test_a_rank_whose_dump_is_torn_has_dumped():
+    found = dumps(all_but(set(), job()))
+    found[3] = replace(found[3], groups=(), last_ns=0, written_ns=None)
+    assert flight.examine(found, 4).clues == ()
 
 
 def test_without_all_dumps_the_missing_rank_is_not_alone():

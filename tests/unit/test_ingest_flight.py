@@ -133,7 +133,8 @@ def test_dumps_in_a_spool_bear_node_and_step(tmp_path):
     (run / "user/fr/0.rank_5").write_bytes(recorder().pickle())
     (run / "user/fr/0.rank_6").write_bytes(b"torn")
     snapshot = load([run])
-    (dump,) = snapshot.flight
+    dump, torn = snapshot.flight
+    assert (torn.rank, torn.groups) == (6, ())
     assert (dump.rank, dump.node, dump.step, dump.file) == (5, "n1", "0", "n1/user/fr/0.rank_5")
     assert any("n1/user/fr/0.rank_6 was not read" in gap.what for gap in snapshot.gaps)
 
@@ -143,7 +144,7 @@ def refused(tmp_path, data, name="nccl_trace_rank_0"):
     (tmp_path / name).write_bytes(data)
     (tmp_path / "train.log").write_text("step 1\n")
     snapshot = load([tmp_path])
-    assert snapshot.flight == ()
+    assert [(dump.rank, dump.groups) for dump in snapshot.flight] == [(0, ())]
     (gap,) = (gap for gap in snapshot.gaps if name in gap.what)
     return gap.what
 
@@ -198,7 +199,7 @@ def test_a_hundred_megabytes_of_zeros_are_not_read(tmp_path):
     (tmp_path / "nccl_trace_rank_1.gz").write_bytes(gzip.compress(bytes(100 << 20)))
     (tmp_path / "train.log").write_text("step 1\n")
     snapshot = load([tmp_path])
-    assert snapshot.flight == ()
+    assert [(dump.rank, dump.groups) for dump in snapshot.flight] == [(0, ()), (1, ())]
     assert sum("was not read" in gap.what for gap in snapshot.gaps) == 2
 
 
