@@ -183,7 +183,7 @@ def build(
         if owner in ranks:
             ranks[owner].dumped = True
     files = {info.name for info in infos if info.kind is StreamKind.BATCH and info.step == "batch"}
-    loose = _sort(_placed(events, files, job, ranks), ranks, files, step, have_tasks)
+    loose = _sort(_placed(events, files, job, ranks), ranks, files, step, have_tasks, launched)
     if not have_tasks:
         launchers.add_accused(events, ranks)
     launchers.read_torchrun(loose, ranks, job.nodes)
@@ -296,10 +296,15 @@ def _placed(events: Iterable[Event], files: set[str], job: Job, ranks: Mapping[i
 
 
 def _sort(
-    events: Iterable[Event], ranks: dict[int, Rank], job_files: set[str], step: str | None, have_tasks: bool
+    events: Iterable[Event],
+    ranks: dict[int, Rank],
+    job_files: set[str],
+    step: str | None,
+    have_tasks: bool,
+    launched: bool,
 ) -> list[Event]:
     """Give every event to its rank; return those of no rank."""
-    streams_of_tasks = any(rank.captured for rank in ranks.values())
+    captured = any(rank.captured for rank in ranks.values()) or launched
     listed = list(events)
     said = {(e.pattern, e.text) for e in listed if e.file not in job_files}
     loose = []
@@ -321,7 +326,7 @@ def _sort(
         if event.source in (Source.SLURM, Source.KERNEL, Source.NVML):
             loose.append(event)
             continue
-        if event.file in job_files and streams_of_tasks:
+        if event.file in job_files and captured:
             # srun relays every task's words into the job's file: those captured at the task are there already.
             known = ranks.get(event.rank) if event.rank is not None else None
             if (known is not None and known.captured) or (event.pattern, event.text) in said:

@@ -8,7 +8,6 @@ suspect, but only where its output was captured.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from denpex.engine import weights as w
 from denpex.engine.evidence import Weighing, weigh
 from denpex.engine.facts import Case
 from denpex.engine.finding import Finding
+from denpex.engine.launchers import last_line
 from denpex.engine.ranks import Rank
 from denpex.engine.recorder import Kind
 from denpex.engine.suspect import MISSING, MUTUAL, OOM, VAGUE, Suspect, strength
@@ -51,7 +51,9 @@ def _same_everywhere(case: Case, suspects: Sequence[Suspect]) -> Finding | None:
     if not alike:
         return None
     name, count = alike.most_common(1)[0]
-    if count < 2 or count < 0.75 * world:
+    # Ranks that a launcher ended before they could say the same are no witnesses against it.
+    cut_short = sum((s.rank.swept or s.rank.told is not None) and not s.says_why for s in suspects)
+    if count < 2 or count < 0.75 * (world - cut_short) or 4 * count < world:
         return None
     same = [s for s in suspects if s.fatal and s.says_why and s.failure_class == name]
     generic = all(e.precedence == 0 for s in same for e in s.cited if e.role is Role.ORIGIN)
@@ -74,16 +76,12 @@ def _same_everywhere(case: Case, suspects: Sequence[Suspect]) -> Finding | None:
 
 def _certainly_first(same: Sequence[Suspect]) -> bool:
     """Tell whether one rank's failure certainly came a good while before all others', in other words than theirs."""
-    if len({_last_line(event) for s in same for event in s.cited if event.role is Role.ORIGIN}) == 1:
+    if len({last_line(event) for s in same for event in s.cited if event.role is Role.ORIGIN}) == 1:
         return False  # nobody fails of another's exception with that very exception
     moments = sorted((s.first for s in same if s.first is not None), key=lambda m: m.hi_ns)
     if len(moments) < len(same):
         return False
     return all(other.lo_ns - moments[0].hi_ns > w.LATER_NS for other in moments[1:])
-
-
-def _last_line(event: Event) -> str:
-    return re.sub(r"\brank ?\d+\b", "", event.text.rstrip().rsplit("\n", 1)[-1])
 
 
 def _by_rank(case: Case, weighing: Weighing) -> Finding | None:

@@ -94,24 +94,34 @@ def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], r
 
 
 def give_unmarked(snapshot: Snapshot, loose: list[Event], ranks: dict[int, Rank]) -> list[Event]:
-    """Give a launcher's errors that bear no mark to its only worker that failed by itself; return what stays of none.
+    """Give a launcher's errors that bear no mark to its workers that failed by themselves; return what stays of none.
 
-    Before a worker joins its process group nothing marks its words.
+    Before a worker joins its process group nothing marks its words. Where several failed, the errors must say the same.
     """
     files = {s.info.name: s.info.node for s in snapshot.streams if s.info.kind is StreamKind.MIXED}
-    alone: dict[str | None, list[Rank]] = {}
+    failed: dict[str | None, list[Rank]] = {}
     for rank in ranks.values():
-        if rank.failed and not rank.swept and not rank.recorded and rank.local_rank is not None:
-            alone.setdefault(rank.node, []).append(rank)
-    left = []
+        marked = any(event.role in (Role.ORIGIN, Role.CASCADE) for event in rank.events)
+        if rank.failed and not rank.swept and not rank.recorded and rank.local_rank is not None and not marked:
+            failed.setdefault(rank.node, []).append(rank)
+    unmarked: dict[str | None, list[Event]] = {}
     for event in loose:
-        failed = alone.get(files.get(event.file), []) if event.file in files and event.rank is None else []
         of_worker = event.role in (Role.ORIGIN, Role.CASCADE) and event.pattern not in (*TORCHRUN, *_AGENTS)
-        if len(failed) == 1 and of_worker and event.source is Source.TASK:
-            failed[0].events.append(replace(event, rank=failed[0].rank, step=failed[0].step))
-        else:
-            left.append(event)
-    return left
+        if of_worker and event.source is Source.TASK and event.rank is None and event.file in files:
+            unmarked.setdefault(files[event.file], []).append(event)
+    given: set[int] = set()
+    for node, events in unmarked.items():
+        theirs = failed.get(node, [])
+        if len(theirs) == 1 or len({last_line(event) for event in events}) == 1:
+            for rank in theirs:
+                rank.events += [replace(event, rank=rank.rank, step=rank.step) for event in events]
+                given.update(map(id, events))
+    return [event for event in loose if id(event) not in given]
+
+
+def last_line(event: Event) -> str:
+    """Return the last line of a message without a rank's number: what two ranks that fail alike both say."""
+    return re.sub(r"\brank ?\d+\b", "", event.text.rstrip().rsplit("\n", 1)[-1])
 
 
 def _add_quiet(ranks: dict[int, Rank], step: str | None, nodes: Iterable[str | None]) -> None:
@@ -121,7 +131,7 @@ def _add_quiet(ranks: dict[int, Rank], step: str | None, nodes: Iterable[str | N
         if rank.node in here:
             here[rank.node].add(rank.rank)
     each = max((len(numbers) for numbers in here.values()), default=0)
-    missing = sorted(set(range(max(ranks, default=-1) + 1)) - set(ranks))
+    missing = sorted(set(range(max(max(ranks, default=-1) + 1, each * len(here)))) - set(ranks))
     short = [node for node, numbers in here.items() if len(numbers) < each]
     if max(ranks, default=0) >= _MOST_TASKS or len(missing) > each * len(here):
         return

@@ -36,14 +36,15 @@ def named(v):
 
 
 def table(node, entries):
-    """Return torchrun's table: (rank, local rank, exit code, pid) of each worker that failed."""
-    rows = "".join(
+    """Return torchrun's table: (rank, local rank, exit code, pid) of each worker that failed, the first one last."""
+    rows = [
         f"[{at}]:\n  time      : 2026-12-01_12:53:06\n  host      : {node}\n  rank      : {rank} (local_rank: {local})"
-        f"\n  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n"
+        f"\n  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n  traceback : Signal received\n"
         for at, (rank, local, code, pid) in enumerate(entries)
-    )
-    line = "=" * 60
-    return f"{line}\ntrain.py FAILED\n{'-' * 60}\nFailures:\n{rows}{line}\n"
+    ]
+    line, rule = "=" * 60, "-" * 60
+    failures = f"Failures:\n{''.join(rows[1:])}{rule}\nRoot Cause (first observed failure):\n{rows[0]}"
+    return f"{line}\ntrain.py FAILED\n{rule}\n{failures}{line}\n"
 
 
 def launched(texts, gpus=(), kernel=(), complete=True):
