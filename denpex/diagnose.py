@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from denpex.engine import facts, infer, records, timeline, verdict
+from denpex.engine import facts, flight, infer, records, timeline, verdict
 from denpex.engine.clock import Clocks
 from denpex.engine.match import Matcher
 from denpex.engine.progress import Key, Progress, natural
@@ -24,16 +24,21 @@ def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
     One stream is in memory at a time; what is kept of it is its events, and of its progress how far it went.
     """
     clocks = Clocks(snapshot.clock, snapshot.nodes)
-    seen = _Seen(clocks, timeline.nodes_of_ranks(snapshot))
+    node_of = timeline.nodes_of_ranks(snapshot)
+    seen = _Seen(clocks, node_of)
+    account = facts.flown(snapshot)
+    nodes = {node.name for node in snapshot.nodes}
     gaps: list[Gap] = []
     seen.take(matcher.match(records.from_kernel(snapshot.kernel)))
     for source in snapshot.streams:
         found = _records(source, gaps)
         seen.hear(found)
         seen.take(matcher.match(found))
-    events = timeline.ordered([*facts.task_events(snapshot, clocks), *seen.events()])
-    case = facts.build(snapshot, events, seen.progress, clocks)
-    snapshot = replace(snapshot, gaps=(*snapshot.gaps, *gaps))
+    events = timeline.ordered(
+        [*facts.task_events(snapshot, clocks), *flight.events(account, clocks, node_of, nodes), *seen.events()]
+    )
+    case = facts.build(snapshot, events, seen.progress, clocks, account)
+    snapshot = replace(snapshot, gaps=(*snapshot.gaps, *account.gaps, *gaps))
     return verdict.verdict(case, infer.infer(case), snapshot, library, clocks)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Word(str, Enum):
@@ -241,6 +241,7 @@ class TaskRecord:
     forwarded_signals: tuple[tuple[Stamp, int], ...] = ()  # received by the wrapper and passed on
     gpus: tuple[str, ...] = ()
     full_disks: tuple[str, ...] = ()  # mount points without free space when the task failed
+    launcher: bool = False  # starts several ranks itself (torchrun): its number, end and output are no one rank's
     claimed: bool = True
 
 
@@ -326,6 +327,56 @@ class Job:
     command: str = ""
 
 
+class FlightCall(NamedTuple):
+    """One collective as a rank's flight recorder has it.
+
+    ``call`` is what all ranks must agree on: operation, element type, and the number of elements where that may not
+    differ. ``created_ns`` is REALTIME of the rank's node when it was enqueued; ``done``: it is known to have completed.
+    """
+
+    seq: int
+    call: str
+    created_ns: int
+    done: bool
+    record: int  # the entry's record_id
+
+
+@dataclass(frozen=True)
+class FlightGroup:
+    """The last collectives of one process group on one rank, ascending by ``seq``, one for each.
+
+    ``ranks`` are the members, () where the dump does not say. ``counted`` is False where point-to-point calls share the
+    numbers of the collectives, so that ranks cannot be compared by them.
+    """
+
+    name: str
+    desc: str
+    calls: tuple[FlightCall, ...]
+    ranks: tuple[int, ...] = ()
+    counted: bool = True
+
+
+@dataclass(frozen=True)
+class FlightDump:
+    """What one rank's flight recorder (PyTorch) held when it was dumped.
+
+    ``last_ns`` is the last time in it, ``written_ns`` the file's own (None: not known); both REALTIME. ``from_start``:
+    the recorder has lost nothing yet, so that a group that is not in it has had no collective. ``sends``: the rank was,
+    or may have been, waiting in a point-to-point call.
+    """
+
+    rank: int
+    file: str
+    groups: tuple[FlightGroup, ...]
+    last_ns: int
+    written_ns: int | None = None
+    step: str | None = None
+    node: str | None = None
+    library: str = ""  # nccl, gloo
+    from_start: bool = False
+    sends: bool = False
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that is known about one run, from whatever input: what ingest returns and the engine reads."""
@@ -337,6 +388,7 @@ class Snapshot:
     kernel: tuple[KernelRecord, ...] = ()
     streams: tuple[StreamSource, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    flight: tuple[FlightDump, ...] = ()
 
 
 @dataclass(frozen=True)

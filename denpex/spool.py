@@ -19,6 +19,7 @@ TASK_STREAMS = "tasks"
 USER = "user"
 CLAIMS = "claims.jsonl"
 USER_STREAMS = "streams"
+FLIGHT = "fr"
 DONE = "DONE"
 
 _RUN = re.compile(r"(\d{1,20})\.(\d{1,10})\.(\d{1,20})")

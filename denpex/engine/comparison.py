@@ -7,9 +7,10 @@ from denpex.engine import weights as w
 from denpex.engine.launchers import TORCHRUN_TABLE
 from denpex.engine.order import Moments
 from denpex.engine.ranks import ENDING_SIGNALS, Rank
+from denpex.engine.recorder import Kind
 from denpex.engine.scene import Scene, quotes_kernel, said
 from denpex.engine.suspect import MISSING, OOM, Suspect, strength
-from denpex.model import Role, Source
+from denpex.model import Event, Role, Source
 
 
 def compare(scene: Scene, suspects: list[Suspect]) -> None:
@@ -25,6 +26,7 @@ def compare(scene: Scene, suspects: list[Suspect]) -> None:
             if s.rank.rank == number:
                 event = progress.collectives(scene.complaints[number])[0].event
                 s.add(w.LAGGING, "it had enqueued fewer collectives than the others", event, MISSING)
+    _weigh_flight(scene, suspects)
     for s in suspects:
         if scene.complaints[s.rank.rank] and s.score <= 0:
             s.add(w.ONLY_CASCADE, "it only reports the failure of others", scene.complaints[s.rank.rank][0])
@@ -49,6 +51,9 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
         if rank.failed and not rank.told and (not rank.captured or rank.whole is False):
             reason = "it failed, its words are not here, and all others only complain of a peer"
             quiet[0].add(w.LEFT_OVER, reason, rank.exit_event, "unknown")
+        elif (rank.told or rank.swept) and rank.captured and rank.whole is not False and not scene.waits:
+            reason = "it was alive and silent when all others lost their connections"
+            quiet[0].add(w.LEFT_OVER, reason, scene.complaints[others[0].rank.rank][0], "unknown")
         elif rank.started and not rank.end_known and not rank.told and quiet[0].score == 0 and rank.captured:
             reason = "its output breaks off, how it ended is not recorded, and all others only complain of a peer"
             quiet[0].add(w.LEFT_OVER, reason, None, "unknown")
@@ -56,9 +61,35 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
         rank = s.rank
         if rank.end is not None and rank.exit_code == 0 and rank.signal is None and others:
             after = scene.failed_ends.all_after(rank.end, w.UNORDERED_ENDS_NS, but=rank.rank)
-            if after and scene.failed_ends.count == len(others):
+            if after and scene.failed_ends.count == len(suspects) - 1:
                 s.add(w.EARLY_EXIT, "it ended with status 0 while the others still ran", rank.exit_event, MISSING)
                 s.first = rank.end
+
+
+def _weigh_flight(scene: Scene, suspects: list[Suspect]) -> None:
+    """Weigh what the ranks' flight recorders say together."""
+    for s in suspects:
+        for event in s.rank.flight:
+            _add_flight(s, event)
+        if s.rank.rank in scene.case.further:
+            s.add(w.FLIGHT_FURTHER, "its flight recorder shows it waiting for another rank")
+
+
+def _add_flight(s: Suspect, event: Event) -> None:
+    kind, alone, reason = event.fields["kind"], bool(event.fields["alone"]), event.fields["reason"]
+    weight = w.FLIGHT_MISSING + (w.FLIGHT_ONLY_MISSING if alone else 0.0)
+    if kind == Kind.DIFFERS:
+        weight = w.FLIGHT_DIFFERS
+    elif kind == Kind.AHEAD:
+        # Others that went nowhere may be what failed.
+        weight = w.FLIGHT_AHEAD + w.FLIGHT_AHEAD_ALONE if alone else w.FLIGHT_DIFFERS
+    elif kind == Kind.UNDUMPED:
+        weight = w.FLIGHT_UNDUMPED
+    s.add(weight, reason, event)
+    # That it did not come says nothing of why; any other class of its own does.
+    if event.failure_class != MISSING or not set(s.classes) - {"unknown"}:
+        s.classes[event.failure_class or MISSING] = weight
+    s.first = s.first or event.when
 
 
 def _weigh_alone(scene: Scene, suspects: list[Suspect]) -> None:
@@ -113,7 +144,7 @@ def _weigh_lateness(scene: Scene, suspects: list[Suspect]) -> None:
 
 def _weigh_order(scene: Scene, suspects: list[Suspect]) -> None:
     fatal = [s for s in suspects if s.fatal]
-    rivals = Moments((s.rank.rank, s.rank.end) for s in fatal if not _only_killed(s))
+    rivals = Moments((s.rank.rank, s.first or s.rank.end) for s in fatal if not _only_killed(s))
     rivalled = {s.rank.rank for s in fatal if not _only_killed(s)}
     for s in fatal:
         rank = s.rank

@@ -13,9 +13,8 @@ from denpex.engine.scene import quotes_kernel
 from denpex.engine.suspect import MISSING, Suspect
 from denpex.model import Event, Instant, Role, Scope, Source
 
-# A run that made no progress for this long before its end, and for five times its usual pace, had stopped.
-_STALLED_NS = 60 * 10**9
-_PACES = 5
+# A run had stopped that made no progress for this long before its end, and for so many times its usual pace.
+_STALLED = ((60 * 10**9, 5), (20 * 10**9, 100))
 _CLEAN = ("", "0:0")
 
 
@@ -145,7 +144,10 @@ def _idle_ns(case: Case) -> int | None:
 
 def _stalled(case: Case, idle: int) -> bool:
     paces = [pace for rank in case.ranks.values() if (pace := rank.progress.pace_ns()) is not None]
-    return idle > max(_STALLED_NS, _PACES * max(paces, default=0))
+    if any(rank.stuck for rank in case.ranks.values()):
+        return True
+    slowest = max(paces, default=0)
+    return any(idle > max(least, times * slowest) for least, times in _STALLED if slowest or times == _STALLED[0][1])
 
 
 def _hang(case: Case, weighing: Weighing, limit: tuple[Event, ...], idle: int) -> Finding:
@@ -201,6 +203,21 @@ def from_outside(case: Case, weighing: Weighing) -> Finding | None:
         ends = tuple(r.exit_event for r in ranks[:3] if r.exit_event)
         return Finding(name, Scope.EXTERNAL, 0.6, why, cited=ends)
     return None
+
+
+def step_cancelled(case: Case) -> Finding | None:
+    """Answer where Slurm says that a signal was sent to the whole step, and nothing shows a failure before that."""
+    step = next((s for s in case.job.steps if s.id == case.step), None)
+    by = {"0:9": 9, "0:15": 15}.get(step.exit) if step is not None else None
+    if (
+        step is None
+        or by is None
+        or not step.state.startswith("CANCELLED")
+        or any(r.failed for r in case.ranks.values())
+    ):
+        return None
+    why = f"Slurm says that step {step.id} was cancelled and ended by {signal_name(by)}; no rank had failed before."
+    return Finding("interrupted", Scope.EXTERNAL, 0.6, why)
 
 
 def _before_told(event: Event, s: Suspect) -> bool:

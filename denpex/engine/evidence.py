@@ -14,6 +14,9 @@ from denpex.engine.scene import Scene
 from denpex.engine.suspect import MISSING, OOM, Suspect, strength
 from denpex.model import Event
 
+# The pattern of the lines with which trainers begin to write a checkpoint.
+SAVING = "checkpoint-saving"
+
 
 @dataclass
 class Weighing:
@@ -169,6 +172,8 @@ def _weigh_end(scene: Scene, s: Suspect) -> None:
 def _weigh_kill(scene: Scene, s: Suspect, name: str, complained: bool) -> None:
     rank = s.rank
     before = rank.end is not None and scene.failed_ends.any_before(rank.end, w.UNORDERED_ENDS_NS, but=rank.rank)
+    if s.fatal and s.says_why:
+        return  # its own words say what it failed of; that it was then ended says nothing against it
     if before or rank.told is not None or rank.swept:
         why = "it was told to end from outside" if rank.told else "it was ended after another rank had failed"
         s.add(w.ENDED_BY_LAUNCHER, why, rank.exit_event)
@@ -204,11 +209,12 @@ def _weigh_silence(scene: Scene, s: Suspect) -> None:
     last = scene.last_wait
     seen = rank.stuck or (rank.alive is not None and last is not None and last.before(rank.alive) is not False)
     sure = bool(rank.stuck) or (rank.captured and (rank.whole is not False or bool(seen)))
+    saving = _saving(scene, rank)
     s.add(
         w.SILENT if sure else w.SILENT_PERHAPS,
         "it was alive and silent while the others waited for it",
-        scene.first_wait,
-        MISSING,
+        saving or scene.first_wait,
+        scene.waited_for if saving is None else "collective-timeout-too-short",
     )
     if len(scene.silent) == 1 and sure:
         s.add(w.ONLY_SILENT, "it is the only one that did not complain")
@@ -217,6 +223,19 @@ def _weigh_silence(scene: Scene, s: Suspect) -> None:
         s.add(w.SEEN_STUCK, f"its process was seen {state}", rank.stuck_event)
     # Its end came after the wait, by whoever ended it; what counts is when it was last heard of.
     s.first = rank.stuck_since or rank.progress.when or s.first
+
+
+def _saving(scene: Scene, rank: Rank) -> Event | None:
+    """Return the line in which the rank began to save a checkpoint, where no progress is known to have followed."""
+    begun = [e for e in rank.events if e.pattern == SAVING]
+    if rank.rank == 0 and not rank.recorded:
+        # A worker whose words bear no mark; of a sharded checkpoint, too, rank 0 prints that it begins.
+        begun += [e for e in scene.case.loose if e.pattern == SAVING and e.node == rank.node]
+    if not begun or rank.progress.followed(begun[-1], rank.end):
+        return None
+    said, last = begun[-1].when, scene.case.progress.when
+    later = said is not None and last is not None and said.clock == last.clock and last.local_ns > said.local_ns
+    return None if later else begun[-1]
 
 
 def _before(own: Iterable[Event], complaint: Event) -> tuple[list[Event], list[Event]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
@@ -11,35 +10,17 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from denpex.engine.facts import Case
 from denpex.engine.finding import Finding
+from denpex.engine.launchers import TORCHRUN_TABLE
 from denpex.engine.ranks import OWN, TASK_STUCK, Rank
 from denpex.engine.suspect import MISSING, OOM
+from denpex.gist import gist, without_source
 from denpex.hostlist import ranges
 from denpex.model import ClassDoc, Event, Fix, Place, Scope, Source
-
-_EXCEPTION = re.compile(
-    r"^[\w.]*?(\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\w*)(?:: (.*))?$", re.MULTILINE
-)
-
-
-_CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
-_SOURCE = re.compile(r"\[?/?[\w./-]{1,200}\.(?:cc|cpp|h|hpp|cu):\d+\]?:? ?")
-
-
-def gist(event: Event) -> str:
-    """Return the telling line of a message: a traceback's exception, else its first line."""
-    if "Traceback (most recent call last)" in event.text:
-        # Of chained exceptions the first is the cause of the others.
-        for part in (_CHAIN.split(event.text, maxsplit=1)[0], event.text):
-            found = [m for m in _EXCEPTION.finditer(part) if m[1]]
-            if found:
-                return found[-1][0].strip()
-    lines = [line.strip() for line in event.text.splitlines() if line.strip(" =-")]
-    return lines[0] if lines else ""
 
 
 def clause(event: Event, longest: int) -> str:
     """Return the telling line as a clause: no place in a library's source, no advice after it, no end mark."""
-    text = _SOURCE.sub("", gist(event))
+    text = without_source(gist(event.text))
     if len(text) > longest:
         whole = text[: longest - 3].rsplit(". ", 1)
         text = whole[0] if len(whole) > 1 and len(whole[0]) > 30 else text[: longest - 3].rsplit(" ", 1)[0] + "..."
@@ -78,13 +59,13 @@ def summary(finding: Finding, places: Sequence[Place], victims: Sequence[tuple[R
 
 def _lead(finding: Finding) -> str:
     """Say what the origin shows, as one clause."""
-    messages = [event for event in finding.cited if event.pattern not in OWN]
+    messages = [event for event in finding.cited if event.pattern not in OWN | {TORCHRUN_TABLE}]
     own = [event for event in messages if event.rank == finding.ranks[0].rank]
     if finding.failure_class == MISSING and not own:
         stuck = next((e for e in finding.cited if e.pattern == TASK_STUCK), None)
         return stuck.text.split(": ", 1)[-1] if stuck else "it did not come to a collective that the others waited in"
     of_class = [event for event in messages if event.failure_class == finding.failure_class]
-    told = own[:1] or of_class[:1] or [e for e in finding.cited if e.pattern in OWN][:1] or messages[:1]
+    told = own[:1] or of_class[:1] or [e for e in finding.cited if e not in messages][:1] or messages[:1]
     if not told:
         return "nothing was heard of it any more"
     if finding.failure_class == OOM and told[0].source is not Source.TASK:

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from denpex.engine import launchers
+from denpex.engine import flight, launchers
 from denpex.engine.clock import Clocks
 from denpex.engine.progress import Key, Progress, latest
 from denpex.engine.ranks import (
     ENDING_SIGNALS,
+    FLIGHT,
     OWN,
     TASK_DISK,
     TASK_END,
@@ -65,6 +66,7 @@ class Case:
     kernel_watched: bool  # kernel logs were collected, so that what they do not say was not there
     progress: Progress  # of the run as a whole
     clocks_measured: bool
+    further: frozenset[int] = frozenset()  # ranks that waited for others by their flight recorders
 
     def on(self, node: str | None) -> list[Rank]:
         """Return the ranks of a node."""
@@ -151,25 +153,42 @@ def failed_step(job: Job, tasks: Iterable[TaskRecord]) -> str | None:
     return max(bad or [t.step for t in listed], key=lambda s: int(s) if s.isdigit() else -1, default=None)
 
 
+def flown(snapshot: Snapshot) -> flight.Account:
+    """Return what the flight recorders of the step that failed say together."""
+    step = failed_step(snapshot.job, snapshot.tasks)
+    sizes = [s.ntasks for s in snapshot.job.steps if s.id == step and s.ntasks]
+    known = [task.rank + 1 for task in snapshot.tasks if task.step == step]
+    dumps = [dump for dump in snapshot.flight if step is None or _belongs(dump.step, step)]
+    return flight.examine(dumps, max([*sizes, *known], default=0))
+
+
 def build(
     snapshot: Snapshot,
     events: tuple[Event, ...],
     progress: Mapping[Key, Progress],
     clocks: Clocks,
+    account: flight.Account,
 ) -> Case:
     """Bring task records, events and progress together, rank by rank, for the step that failed."""
     job = snapshot.job
     step = failed_step(job, snapshot.tasks)
     infos = [source.info for source in snapshot.streams]
-    ranks = _ranks_of_tasks(snapshot, step, infos, clocks)
+    ranks = _ranks_of_tasks(snapshot, step, clocks)
+    launched = step is not None and any(of == step for of, _ in launchers.places(snapshot))
     have_tasks = bool(ranks)
     _note_streams(ranks, infos, step, have_tasks)
+    for owner, dump in account.dumps.items():
+        if owner not in ranks and not have_tasks:
+            ranks[owner] = Rank(owner, dump.step, dump.node)
+        if owner in ranks:
+            ranks[owner].dumped = True
     files = {info.name for info in infos if info.kind is StreamKind.BATCH and info.step == "batch"}
     loose = _sort(_placed(events, files, job, ranks), ranks, files, step, have_tasks)
     if not have_tasks:
         launchers.add_accused(events, ranks)
-    launchers.read_torchrun(loose, ranks)
-    if not _launched(infos, step) and not any(e.pattern in launchers.TORCHRUN for e in events):
+    launchers.read_torchrun(loose, ranks, job.nodes)
+    launchers.note_workers(snapshot, step, loose, ranks)
+    if not launched and not any(e.pattern in launchers.TORCHRUN for e in events):
         launchers.read_srun(loose, ranks, have_tasks)
     if not have_tasks and not any(e.pattern in launchers.TORCHRUN for e in events):
         _one_script(snapshot, ranks, loose, clocks)
@@ -181,7 +200,7 @@ def build(
     if len(job.nodes) == 1:
         for rank in ranks.values():
             rank.node = rank.node or job.nodes[0]
-    sizes = [s.ntasks for s in job.steps if s.id == step and s.ntasks and not _launched(infos, step)]
+    sizes = [s.ntasks for s in job.steps if s.id == step and s.ntasks and not launched]
     return Case(
         job=job,
         step=step,
@@ -194,6 +213,7 @@ def build(
         kernel_watched=any(node.done for node in snapshot.nodes),
         progress=_whole(progress, step),
         clocks_measured=all(clocks.measured(node.name) for node in snapshot.nodes) and bool(snapshot.nodes),
+        further=account.further,
     )
 
 
@@ -217,20 +237,13 @@ def _whole(progress: Mapping[Key, Progress], step: str | None) -> Progress:
     return total
 
 
-def _launched(infos: Iterable[StreamInfo], step: str | None) -> bool:
-    """Tell whether the step's tasks are launchers of several ranks each."""
-    return any(info.kind is StreamKind.MIXED and info.step == step and step is not None for info in infos)
-
-
-def _ranks_of_tasks(
-    snapshot: Snapshot, step: str | None, infos: Iterable[StreamInfo], clocks: Clocks
-) -> dict[int, Rank]:
+def _ranks_of_tasks(snapshot: Snapshot, step: str | None, clocks: Clocks) -> dict[int, Rank]:
     # A launcher (torchrun) is one task whose output holds many ranks: its own end is no rank's.
-    launchers = {info.node for info in infos if info.kind is StreamKind.MIXED and info.step == step}
+    launched = launchers.places(snapshot)
     return {
         task.rank: _rank(task, clocks)
         for task in snapshot.tasks
-        if task.step == step and not _is_script(task.step) and task.node not in launchers
+        if task.step == step and not _is_script(task.step) and (task.step, task.node) not in launched
     }
 
 
@@ -290,6 +303,10 @@ def _sort(
     said = {(e.pattern, e.text) for e in listed if e.file not in job_files}
     loose = []
     for event in listed:
+        if event.pattern == FLIGHT:
+            if event.rank in ranks:
+                ranks[event.rank].flight.append(event)
+            continue
         if event.pattern in OWN:
             if event.rank in ranks and event.step == step:
                 rank = ranks[event.rank]

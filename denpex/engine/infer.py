@@ -8,6 +8,7 @@ suspect, but only where its output was captured.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,11 +19,14 @@ from denpex.engine.evidence import Weighing, weigh
 from denpex.engine.facts import Case
 from denpex.engine.finding import Finding
 from denpex.engine.ranks import Rank
-from denpex.engine.suspect import MISSING, OOM, VAGUE, Suspect, strength
+from denpex.engine.recorder import Kind
+from denpex.engine.suspect import MISSING, MUTUAL, OOM, VAGUE, Suspect, strength
 from denpex.hostlist import ranges
 from denpex.model import Event, Role, Scope, Source
 from denpex.taxonomy import CATEGORY_OF
 
+# Faults of parts that all ranks of a node share.
+_OF_NODE = frozenset({"ib-link-down", "nic-hardware-fault", "nvswitch-fault", "fabric-manager-not-running"})
 # A list of ranks is worth making up to this world size.
 _MOST_LISTED = 100_000
 
@@ -69,11 +73,17 @@ def _same_everywhere(case: Case, suspects: Sequence[Suspect]) -> Finding | None:
 
 
 def _certainly_first(same: Sequence[Suspect]) -> bool:
-    """Tell whether one rank's failure certainly came a good while before all others'."""
+    """Tell whether one rank's failure certainly came a good while before all others', in other words than theirs."""
+    if len({_last_line(event) for s in same for event in s.cited if event.role is Role.ORIGIN}) == 1:
+        return False  # nobody fails of another's exception with that very exception
     moments = sorted((s.first for s in same if s.first is not None), key=lambda m: m.hi_ns)
     if len(moments) < len(same):
         return False
     return all(other.lo_ns - moments[0].hi_ns > w.LATER_NS for other in moments[1:])
+
+
+def _last_line(event: Event) -> str:
+    return re.sub(r"\brank ?\d+\b", "", event.text.rstrip().rsplit("\n", 1)[-1])
 
 
 def _by_rank(case: Case, weighing: Weighing) -> Finding | None:
@@ -88,6 +98,12 @@ def _by_rank(case: Case, weighing: Weighing) -> Finding | None:
         return None  # a cause stands in the job's file, and how one rank ended does not say that it is another one
     _spread(suspects, _unknown(case, best))
     coverage = _coverage(case, suspects)
+    if best.failure_class in _OF_NODE and any(
+        e.source is Source.KERNEL and e.failure_class == best.failure_class for e in best.cited
+    ):
+        whole = sum(s.probability for s in suspects if s.rank.node == best.rank.node)
+        if whole >= w.NAME_RANK:
+            return _node_named(best, ranked, min(w.MOST, whole * coverage))
     if best.probability >= w.NAME_RANK:
         return _named(best, ranked, min(w.MOST, best.probability * coverage))
     tie = [s for s in ranked if best.score - s.score <= w.TIE]
@@ -114,7 +130,7 @@ def _spread(suspects: Sequence[Suspect], unknown: float) -> None:
 
 def _unknown(case: Case, best: Suspect) -> float:
     """Return the score of "a rank that is not known"."""
-    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or (r.end_known and r.recorded))
+    unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or r.dumped or (r.end_known and r.recorded))
     unheard += sum(1 for r in case.ranks.values() if r.recorded and not r.heard and r.failed and r is not best.rank)
     if unheard <= 0:
         return w.UNKNOWN_RANK
@@ -156,6 +172,21 @@ def _named(best: Suspect, ranked: Sequence[Suspect], confidence: float) -> Findi
     )
 
 
+def _node_named(best: Suspect, ranked: Sequence[Suspect], confidence: float) -> Finding:
+    """Name the node: its kernel reports a fault of a part that all its ranks share, whichever of them spoke first."""
+    name, node = best.failure_class, best.rank.node
+    return Finding(
+        name,
+        Scope.NODE,
+        confidence,
+        f"The kernel of {node} reports a fault of what its ranks share.",
+        node=node,
+        cited=tuple(e for e in _best_first(best) if e.failure_class == name),
+        first=best.first,
+        others=tuple(s for s in ranked if s.rank.node != node and s.score > 0),
+    )
+
+
 def _best_first(s: Suspect) -> list[Event]:
     """Order a suspect's evidence: what names its class before what only supports it."""
     return sorted(s.cited, key=lambda e: (e.failure_class != s.failure_class, e.role is not Role.ORIGIN))
@@ -169,11 +200,15 @@ def _tied(case: Case, tie: Sequence[Suspect], confidence: float) -> Finding:
     node = ranks[0].node if len(places) == 1 else None
     whole = node is not None and len(case.on(node)) == len(ranks) < len(case.ranks)
     name, count = classes.most_common(1)[0]
+    why = f"The evidence does not separate ranks {shown}" + (f", all that ran on {node}." if whole else ".")
+    circle = next((e for s in tie for e in s.rank.flight if e.fields["kind"] == Kind.DEADLOCK), None)
+    if circle is not None:
+        why = f"The flight recorders show a deadlock: {circle.fields['reason']}."
     return Finding(
         name if count == len(tie) else "unknown",
         Scope.NODE if whole else Scope.RANKS,
         confidence,
-        f"The evidence does not separate ranks {shown}" + (f", all that ran on {node}." if whole else "."),
+        why,
         ranks=ranks,
         node=node if whole else None,
         cited=tuple(e for s in tie[:8] for e in _best_first(s)[:1]),
@@ -183,6 +218,10 @@ def _tied(case: Case, tie: Sequence[Suspect], confidence: float) -> Finding:
 
 def _without_rank(case: Case, weighing: Weighing) -> Finding:
     """Answer where no rank stands out: by an error of no known rank, else by what the complaints have in common."""
+    mutual = [e for e in case.events if e.failure_class in MUTUAL and e.rank is not None]
+    if mutual:
+        why = "Ranks disagree about a collective; which of them is wrong does not stand in what was captured."
+        return Finding(mutual[0].failure_class or "unknown", Scope.UNKNOWN, 0.6, why, cited=tuple(mutual[:3]))
     best = max(ending.usable(case, weighing), key=strength, default=None)
     best = best or max(
         (e for s in weighing.suspects for e in s.cited if e.role is Role.ORIGIN), key=strength, default=None
@@ -192,6 +231,9 @@ def _without_rank(case: Case, weighing: Weighing) -> Finding:
     quiet = ending.nothing_failed(case, weighing)
     if quiet is not None:
         return quiet
+    cancelled = ending.step_cancelled(case)
+    if cancelled is not None:
+        return cancelled
     waits = [e for e in case.events if e.role is Role.CASCADE and e.failure_class == MISSING]
     if waits:
         return Finding(

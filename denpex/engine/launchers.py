@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from denpex.engine.progress import natural
-from denpex.engine.ranks import OWN, Rank, status
-from denpex.model import Event, Role, Source
+from denpex.engine.progress import latest, natural
+from denpex.engine.ranks import ENDING_SIGNALS, OWN, Rank, status
+from denpex.model import Event, Role, Snapshot, Source, StreamInfo, StreamKind
 
 _SAID = {  # srun prints strsignal()'s words
     "Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Out Of Memory": 9,
@@ -15,9 +15,17 @@ _SAID = {  # srun prints strsignal()'s words
 }  # fmt: skip
 _MOST_TASKS = 32_768  # rank numbers beyond are no ranks
 TORCHRUN_TABLE = "torchelastic-failure-table"
+CLOSED = "ended-by-signal"  # "Sending process PID closing signal"
 TORCHRUN = (TORCHRUN_TABLE, "torchelastic-child-failed")
 # Slurm says these of a step or job that it ends; tasks whose end srun reports afterwards were ended by that.
 _SWEEPS = ("CANCELLED AT", "Job step aborted", "Terminating StepId", "forcing job termination")
+
+
+def places(snapshot: Snapshot) -> set[tuple[str | None, str | None]]:
+    """Return (step, node) of every task that is a launcher of several ranks, also where its output is not here."""
+    infos = (source.info for source in snapshot.streams)
+    of_streams = {(info.step, info.node) for info in infos if info.kind is StreamKind.MIXED and info.step is not None}
+    return of_streams | {(task.step, task.node) for task in snapshot.tasks if task.launcher}
 
 
 def add_accused(events: Iterable[Event], ranks: dict[int, Rank]) -> None:
@@ -28,17 +36,74 @@ def add_accused(events: Iterable[Event], ranks: dict[int, Rank]) -> None:
                 ranks.setdefault(number, Rank(number, event.step))
 
 
-def read_torchrun(loose: Iterable[Event], ranks: dict[int, Rank]) -> None:
-    """Take exit statuses from torchrun's table of failures, where no task record has them."""
-    for event in loose:
+def read_torchrun(loose: Iterable[Event], ranks: dict[int, Rank], nodes: Iterable[str]) -> None:
+    """Take how workers ended, and which, from torchrun's tables of failures, where no task record has them.
+
+    ``nodes``: the job's. A worker that its agent told to end was ended by that. Each agent lists only its own workers.
+    """
+    listed = list(loose)
+    known = {name.split(".")[0]: name for name in nodes}
+    closed = {event.fields.get("pid") for event in listed if event.pattern == CLOSED} - {None}
+    for event in listed:
         if event.pattern != TORCHRUN_TABLE:
             continue
-        named, code = event.fields.get("rank", ""), event.fields.get("exitcode", "")
-        number = natural(named)
-        if number is not None and number < _MOST_TASKS and re.fullmatch(r"-?\d{1,5}", code):
+        code = event.fields.get("exitcode", "")
+        number = natural(event.fields.get("rank", ""))
+        if number is None or number >= _MOST_TASKS or not re.fullmatch(r"-?\d{1,5}", code):
+            continue
+        host = known.get(event.fields.get("host", "").split(".")[0])
+        rank = ranks.setdefault(number, Rank(number, event.step))
+        rank.node = rank.node or host or event.node
+        if not rank.end_known:
             value = int(code)
-            rank = ranks.setdefault(number, Rank(number, event.step, event.node))
             _ended(rank, value if value >= 0 else None, -value if value < 0 else None, event)
+            rank.local_rank = natural(event.fields.get("local_rank", ""))
+            rank.swept = rank.signal in ENDING_SIGNALS and event.fields.get("pid") in closed
+
+
+def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], ranks: dict[int, Rank]) -> None:
+    """Give the workers of a launcher (torchrun) what is known of its task: its GPUs, and that its output is here.
+
+    A worker is heard where the whole output of its launcher is here, others' words in it bear their rank's mark, and no
+    error in it is without one: then no word is missing.
+    """
+    listed = [*loose, *(event for rank in ranks.values() for event in rank.events)]
+    unmarked = {e.file for e in loose if e.role is Role.ORIGIN and e.failure_class != "rendezvous-failure"}
+    marked = {event.file for rank in ranks.values() for event in rank.events if event.source is Source.TASK}
+    mixed: dict[str | None, list[StreamInfo]] = {}
+    for source in snapshot.streams:
+        if source.info.kind is StreamKind.MIXED and source.info.step == step:
+            mixed.setdefault(source.info.node, []).append(source.info)
+    tasks = {task.node: task for task in snapshot.tasks if task.step == step}
+    if len(mixed) > 1 or marked & {info.name for infos in mixed.values() for info in infos}:
+        _add_quiet(ranks, step, mixed)
+    for rank in ranks.values():
+        infos = mixed.get(rank.node, [])
+        if rank.recorded or not infos:
+            continue
+        task = tasks.get(rank.node or "")
+        rank.gpus = rank.gpus or (task.gpus if task is not None else ())
+        names = {info.name for info in infos}
+        # Until then the output was captured, and the worker's silence means something.
+        rank.alive = latest([rank.alive, *(e.when for e in listed if e.file in names)])
+        if marked & names and not unmarked & names:
+            rank.captured, rank.whole = True, all(info.complete for info in infos)
+
+
+def _add_quiet(ranks: dict[int, Rank], step: str | None, nodes: Iterable[str | None]) -> None:
+    """Add workers of which no word bears the mark: numbers go without a gap, and each node has as many as any other."""
+    here: dict[str | None, set[int]] = {node: set() for node in nodes}
+    for rank in ranks.values():
+        if rank.node in here:
+            here[rank.node].add(rank.rank)
+    each = max((len(numbers) for numbers in here.values()), default=0)
+    missing = sorted(set(range(max(ranks, default=-1) + 1)) - set(ranks))
+    short = [node for node, numbers in here.items() if len(numbers) < each]
+    if max(ranks, default=0) >= _MOST_TASKS or len(missing) > each * len(here):
+        return
+    for number in missing:
+        beside = [node for node in short if here[node] & {number - 1, number + 1}]
+        ranks[number] = Rank(number, step, beside[0] if len(beside) == 1 else short[0] if len(short) == 1 else None)
 
 
 def read_srun(loose: Iterable[Event], ranks: dict[int, Rank], have_tasks: bool) -> None:

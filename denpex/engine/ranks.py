@@ -16,6 +16,8 @@ TASK_END = "task-end"
 TASK_STUCK = "task-stuck"
 TASK_SIGNAL = "task-signal"
 TASK_DISK = "task-disk-full"
+# ... and of what the flight recorders of all ranks say together.
+FLIGHT = "flight-recorder"
 OWN = frozenset({TASK_END, TASK_STUCK, TASK_SIGNAL, TASK_DISK})
 
 
@@ -48,6 +50,8 @@ class Rank:
     stuck_event: Event | None = None
     disk_event: Event | None = None  # a file system of its node had no free space when it failed
     events: list[Event] = field(default_factory=list)
+    flight: list[Event] = field(default_factory=list)  # what the flight recorders say against it
+    dumped: bool = False  # its flight recorder's dump is there
     progress: Progress = field(default_factory=Progress)
 
     @property

@@ -7,8 +7,11 @@ from denpex.engine.facts import Case
 from denpex.engine.launchers import numbers
 from denpex.engine.order import Moments
 from denpex.engine.ranks import Rank
-from denpex.engine.suspect import MISSING
+from denpex.engine.suspect import MISSING, MUTUAL
 from denpex.model import Event, Instant, Role, Source
+
+# Ranks waited in vain, in the store of the process group, for others to join.
+JOIN_TIMED_OUT = frozenset({"rendezvous-timed-out", "tcpstore-connect"})
 
 
 class Scene:
@@ -34,7 +37,7 @@ class Scene:
         self.waits = {
             number: found
             for number, events in self.complaints.items()
-            if (found := [e for e in events if e.failure_class == MISSING])
+            if (found := [e for e in events if e.failure_class == MISSING or e.pattern in JOIN_TIMED_OUT])
         }
         firsts = [events[0] for events in self.complaints.values() if events]
         self.complaining = len(firsts)
@@ -52,6 +55,8 @@ class Scene:
         self.onsets = Moments((event.rank or 0, event.when) for event in waits)
         self.first_wait = min(waits, key=_middle, default=None)
         self.last_wait = progress.latest(said(event) for event in waits)
+        joined = any(e.failure_class == MISSING for e in waits)
+        self.waited_for = MISSING if joined else "rendezvous-failure"
         self.silent = self._silent()
 
     def _sort_out(self, rank: Rank) -> None:
@@ -70,11 +75,21 @@ class Scene:
                     self.aside.append((event, "the rank went on after it"))
                 else:
                     survived.append(event)
-            elif event.role is Role.CASCADE:
+            elif event.waited_ns and self._before_the_run(event, rank):
+                self.aside.append((event, "it says that it waited since before the rank was started"))
+            elif event.role is Role.CASCADE or event.failure_class in MUTUAL:
                 complaints.append(event)
             else:
                 own.append(event)
         self.own[rank.rank], self.survived[rank.rank], self.complaints[rank.rank] = own, survived, complaints
+
+    def _before_the_run(self, event: Event, rank: Rank) -> bool:
+        """Tell whether an event certainly began before its rank, or the whole job, did: then its words are not true."""
+        if event.when is None:
+            return False
+        start = self.case.job.start
+        of_job = start is not None and self.case.clocks_measured and event.when.hi_ns < start * 1e9
+        return of_job or (rank.start is not None and event.when.before(rank.start) is True)
 
     @staticmethod
     def _job_of(event: Event) -> str | None:
@@ -92,6 +107,10 @@ class Scene:
             return True
         return False
 
+    def _failed_alone(self, rank: Rank) -> bool:
+        """Tell whether a rank failed by itself: with a cause in its own words, or without a word."""
+        return bool(self.own[rank.rank]) or (rank.failed and not rank.swept and not self.complaints[rank.rank])
+
     def _silent(self) -> list[Rank]:
         """Return ranks that neither complained nor failed by themselves while others waited in vain."""
         if not self.waits:
@@ -102,6 +121,8 @@ class Scene:
             if self.complaints[number] or self.own[number] or (rank.end_known and rank.exit_code and not rank.told):
                 continue
             gone = rank.end is not None and not self.onsets.unknown and self.onsets.all_after(rank.end)
+            if rank.swept and any(self._failed_alone(other) for other in self.case.on(rank.node)):
+                continue  # its agent ended it because that one failed, maybe long before the others gave up
             # A process that was seen stopped is known to be silent, whether its output was captured or not.
             if (rank.heard or rank.stuck) and (rank.started or not rank.recorded) and not gone:
                 found.append(rank)

@@ -12,6 +12,10 @@ OOM = "host-out-of-memory"
 MISSING = "collective-missing-rank"
 # Endings that say nothing of why.
 VAGUE = frozenset({"unknown", "process-killed", "process-crashed", "interrupted", "node-unresponsive"})
+# The rank that notices a collective of another size is as likely the wrong one as the one that sent it.
+MUTUAL = frozenset({"collective-mismatch"})
+# What a process sees of a fault below it: where its node's kernel names a hardware fault, that is the cause.
+ECHOES = frozenset({"cuda-launch-failure", "gpu-hardware-fault", "nccl-ib-retry-exceeded", "nccl-net-ib-error"})
 
 
 @dataclass(eq=False)
@@ -40,8 +44,13 @@ class Suspect:
 
     @property
     def failure_class(self) -> str:
-        """The class that the strongest evidence names; one that only says how it ended yields to any other."""
-        return max(self.classes, key=lambda name: (name not in VAGUE, self.classes[name]), default="unknown")
+        """The class that the strongest evidence names; what only says how it ended, or echoes a fault, yields."""
+        below = bool(self.kernel)
+        return max(
+            self.classes,
+            key=lambda name: (name not in VAGUE, not (below and name in ECHOES), self.classes[name]),
+            default="unknown",
+        )
 
     @property
     def says_why(self) -> bool:

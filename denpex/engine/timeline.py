@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from denpex.engine import launchers
 from denpex.engine.clock import Clocks
 from denpex.model import Event, Instant, Match, Snapshot, Source
 
@@ -79,9 +80,14 @@ def ordered(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def nodes_of_ranks(snapshot: Snapshot) -> dict[tuple[str | None, int], str]:
-    """Return (step, rank) -> node from the tasks' records; (None, rank) for the last step that had the rank."""
+    """Return (step, rank) -> node from the tasks' records; (None, rank) for the last step that had the rank.
+
+    A task that is a launcher of several ranks (torchrun) says nothing of where the rank with its own number ran.
+    """
+    launched = launchers.places(snapshot)
     result: dict[tuple[str | None, int], str] = {}
     for task in snapshot.tasks:
-        result[task.step, task.rank] = task.node
-        result[None, task.rank] = task.node
+        if (task.step, task.node) not in launched:
+            result[task.step, task.rank] = task.node
+            result[None, task.rank] = task.node
     return result

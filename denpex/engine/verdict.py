@@ -94,6 +94,9 @@ def _place(rank: Rank, finding: Finding, case: Case) -> Place:
         basis = f"rank {rank.rank} by the output's own marks; {rank.node} is the job's only node"
     elif rank.node and rank.exit_event is not None and rank.exit_event.source is Source.SLURM:
         basis = f"rank {rank.rank} on {rank.node} by what srun printed"
+    elif rank.dumped and not rank.heard:
+        where = f"{rank.node} by where that lay" if rank.node else "its node is not known"
+        basis = f"rank {rank.rank} by the name of its flight recorder's dump; {where}"
     elif rank.node:
         basis = f"rank {rank.rank} by the output's own marks; {rank.node} by where that output was captured"
     else:

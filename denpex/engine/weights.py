@@ -50,6 +50,19 @@ EARLY_EXIT: Final = 2.5
 ACCUSED: Final = 2.5
 # Its watchdog's numbers say that it had enqueued less than the others waited for.
 LAGGING: Final = 3.5
+# Its flight recorder, dumped later than that, does not have a collective that others wait in.
+FLIGHT_MISSING: Final = 3.5
+# ... and of no other rank that can be so.
+FLIGHT_ONLY_MISSING: Final = 3.0
+# Its flight recorder has another call than most ranks' under the first number at which they differ.
+FLIGHT_DIFFERS: Final = 3.5
+# It alone called a collective that its own calls before do not foretell, and the others went on elsewhere.
+FLIGHT_AHEAD: Final = 5.2
+FLIGHT_AHEAD_ALONE: Final = 2.4
+# It waited for the rank that is missing.
+FLIGHT_FURTHER: Final = -2.5
+# All others dumped their flight recorder in their wait, and it did not.
+FLIGHT_UNDUMPED: Final = 2.0
 # Alive and silent while others waited in vain; its output was captured to the end, or it was seen alive then.
 SILENT: Final = 2.0
 # The same where the capture ended at an unknown moment.

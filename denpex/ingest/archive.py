@@ -121,8 +121,8 @@ class _Window(io.RawIOBase):
 class _Member(Blob):
     """A member of an archive that is not compressed: read from there when its turn comes."""
 
-    def __init__(self, path: str, archive: Blob, start: int, size: int) -> None:
-        super().__init__(path, size)
+    def __init__(self, path: str, archive: Blob, start: int, size: int, modified_ns: int | None) -> None:
+        super().__init__(path, size, modified_ns=modified_ns)
         self._archive, self._start = archive, start
 
     def open(self) -> BinaryIO:
@@ -173,14 +173,14 @@ def members(archive: Blob) -> Tree:
                     if not info.isreg():
                         continue
                     if flow is None:
-                        blob: Blob = _Member(path, archive, info.offset_data, info.size)
+                        blob: Blob = _Member(path, archive, info.offset_data, info.size, modified_ns(info))
                     elif kept >= MAX_KEPT:
                         tree.gaps.append(not_read(path, f"{MAX_KEPT >> 20} MiB were read before", "unpack it first"))
                         continue
                     else:
                         content = _content(flow, info.size)
                         kept += len(content.data)
-                        blob = MemoryBlob(path, content)
+                        blob = MemoryBlob(path, content, modified_ns(info))
                     tree.blobs[unused(path, tree.blobs)] = blob
         except (packed.DamagedError, tarfile.TarError, OSError, ValueError, OverflowError) as error:
             tree.gaps.append(
@@ -189,6 +189,11 @@ def members(archive: Blob) -> Tree:
     if refused > _MAX_REFUSED:
         tree.gaps.append(not_read(name, f"{refused - _MAX_REFUSED} more of its members are no files", "files"))
     return tree
+
+
+def modified_ns(info: tarfile.TarInfo) -> int | None:
+    """Return when a member was last written, as the archive says it; None where it says nothing sensible."""
+    return int(info.mtime * 10**9) if 0 < info.mtime < 1 << 33 else None
 
 
 def _content(flow: Flow, size: int) -> Content:

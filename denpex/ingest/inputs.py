@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from denpex import spool as contract
 from denpex.errors import InputError
-from denpex.ingest import archive, names, packed, slurmtext
+from denpex.ingest import archive, flight, names, packed, slurmtext
 from denpex.ingest.lines import Reader, integer, text
 from denpex.ingest.spool import read_trees
 from denpex.ingest.tree import (
@@ -28,7 +28,7 @@ from denpex.ingest.tree import (
     unused,
     walk,
 )
-from denpex.model import Gap, Job, Snapshot, StreamData, StreamInfo, StreamKind, StreamSource
+from denpex.model import FlightDump, Gap, Job, Snapshot, StreamData, StreamInfo, StreamKind, StreamSource
 
 MAX_INPUT = 16 << 30  # bytes of all files together
 
@@ -60,16 +60,18 @@ def load(paths: Sequence[Path], job_id: str | None = None) -> Snapshot:
             tree.blobs[unused(prefix + name, tree.blobs)] = blob
         tree.gaps += inner.gaps
     snapshot, rest = _spooled(tree, job_id)
+    dumps, rest, torn = _dumps(rest)
     streams, job, gaps = _plain(rest, given, snapshot.job, job_id)
-    if not snapshot.nodes and not streams:
+    if not snapshot.nodes and not streams and not dumps:
         where = ", ".join(display(str(path)) for path in paths[:5])
-        hint = "; ".join(gap.what for gap in [*tree.gaps, *gaps][:3])
+        hint = "; ".join(gap.what for gap in [*tree.gaps, *torn, *gaps][:3])
         raise InputError(f"no log was found in {where}" + (f": {hint}" if hint else "; name a file to have it read"))
     return replace(
         snapshot,
         job=job,
         streams=(*snapshot.streams, *streams),
-        gaps=(*tree.gaps, *snapshot.gaps, *gaps),
+        gaps=(*tree.gaps, *snapshot.gaps, *torn, *gaps),
+        flight=(*snapshot.flight, *dumps),
     )
 
 
@@ -112,6 +114,32 @@ def _spooled(tree: Tree, job_id: str | None) -> tuple[Snapshot, Tree]:
     inside = tuple(root + "/" if root else "" for root in roots)
     rest = {path: blob for path, blob in tree.blobs.items() if not path.startswith(inside)}
     return replace(found, gaps=(*found.gaps, *gaps)), Tree(rest)
+
+
+def _dumps(tree: Tree) -> tuple[list[FlightDump], Tree, list[Gap]]:
+    """Read the flight recorder's dumps in a tree, whatever their names; return them, the other files, and the gaps."""
+    dumps: list[FlightDump] = []
+    gaps: list[Gap] = []
+    rest: dict[str, Blob] = {}
+    total = 0
+    for path, blob in sorted(tree.blobs.items()):
+        try:
+            known = flight.is_dump(path, blob.head(names.SNIFF))
+        except InputError:
+            known = False  # whoever reads it as a log says why it cannot be read
+        if not known:
+            rest[path] = blob
+            continue
+        total += blob.size
+        if total > flight.MAX_TOTAL:
+            gaps.append(not_read(path, f"{flight.MAX_TOTAL >> 30} GiB of dumps were read before", "fewer dumps"))
+            continue
+        found = flight.read(path, blob, node=names.classify(path).node)
+        if isinstance(found, FlightDump):
+            dumps.append(found)
+        else:
+            gaps.append(found)
+    return dumps, Tree(rest), gaps
 
 
 def _own(run: Tree) -> Tree:

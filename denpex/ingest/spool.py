@@ -13,12 +13,13 @@ from typing import Any
 from denpex import spool as contract
 from denpex.errors import InputError
 from denpex.hostlist import expand, ranges
-from denpex.ingest import streams
+from denpex.ingest import flight, streams
 from denpex.ingest.lines import Object, Reader, integer, stamp, text, texts
 from denpex.ingest.tasks import Tasks
 from denpex.ingest.tree import Blob, Tree, display, walk
 from denpex.model import (
     ClockSample,
+    FlightDump,
     Gap,
     Gpu,
     Job,
@@ -35,6 +36,7 @@ _NEAR_GAPS = 16  # missing nodes named one by one; more are one gap
 _MAX_GAPS = 1000
 
 _STREAM = re.compile(r"(?P<step>[A-Za-z0-9_+-]{1,40})\.(?P<rank>\d{1,6})\.(?P<kind>out|err)")
+_FLIGHT_STEP = re.compile(r"([A-Za-z0-9+-]{1,40})\.rank_\d")
 _HOOKS = "the prolog and epilog hooks on that node, and a spool that the worker can reach"
 
 
@@ -84,11 +86,12 @@ def read_trees(trees: Sequence[tuple[str, Tree]], job: Job) -> Snapshot:
     launchers = tasks.launchers()
     sources = tuple(source for bundle in bundles for source in _streams(bundle, launchers))
     job = _filled(job, bundles)
+    dumps = tuple(dump for bundle in bundles for dump in _flight(bundle))
     gaps = [gap for bundle in bundles for gap in _gaps(bundle)]
     gaps += [*tasks.gaps, *tasks.missing(), *_absent(job, {bundle.node for bundle in bundles})]
     if len(gaps) > _MAX_GAPS:
         gaps[_MAX_GAPS:] = [Gap(f"{len(gaps) - _MAX_GAPS} more gaps are not listed", "the spool", "the ones above")]
-    return Snapshot(job, nodes, tasks.records(), clock, kernel, sources, tuple(dict.fromkeys(gaps)))
+    return Snapshot(job, nodes, tasks.records(), clock, kernel, sources, tuple(dict.fromkeys(gaps)), dumps)
 
 
 def _uid(meta: Blob) -> int | None:
@@ -242,6 +245,26 @@ def _stream(
         size=max(held, end.size or 0),
     )
     return StreamSource(info, partial(_load, head, index, tails))
+
+
+def _flight(bundle: _Bundle) -> Iterator[FlightDump]:
+    """Yield what the ranks' flight recorders were dumped to: user/fr/<step>.rank_<rank>, or whatever name it has."""
+    folder = f"{contract.USER}/{contract.FLIGHT}/"
+    total = 0
+    for path, blob in sorted(bundle.reader.tree.blobs.items()):
+        if not path.startswith(folder):
+            continue
+        total += blob.size
+        if total > flight.MAX_TOTAL:
+            bundle.reader.gap(f"{path} and what follows was not read: {total >> 30} GiB of dumps", "smaller dumps")
+            return
+        step = _FLIGHT_STEP.match(path[len(folder) :])
+        name = f"{bundle.node}/{path}"
+        found = flight.read(name, blob, node=bundle.node, step=step[1] if step else None)
+        if isinstance(found, FlightDump):
+            yield found
+        else:
+            bundle.reader.gaps.append(found)
 
 
 def _load(head: Blob, index: Blob | None, tails: Mapping[int, Blob]) -> StreamData:

@@ -84,6 +84,7 @@ class _Task:
             forwarded_signals=tuple(self.signals),
             gpus=self.gpus,
             full_disks=tuple(self.full_disks),
+            launcher=starts_several(self.command),
             claimed=self.claimed,
         )
 

@@ -41,12 +41,16 @@ class Content:
 
 
 class Blob(ABC):
-    """One regular file, or what is like one; ``path`` is its displayable name, ``owner`` its uid (-1: none)."""
+    """One regular file, or what is like one; ``path`` is its displayable name, ``owner`` its uid (-1: none).
 
-    def __init__(self, path: str, size: int, owner: int = -1) -> None:
+    ``modified_ns``: when it was last written, in nanoseconds since 1970 by whoever keeps it; None where not known.
+    """
+
+    def __init__(self, path: str, size: int, owner: int = -1, modified_ns: int | None = None) -> None:
         self.path = path
         self.size = size
         self.owner = owner
+        self.modified_ns = modified_ns
 
     @abstractmethod
     def open(self) -> BinaryIO:
@@ -117,8 +121,8 @@ def _ends(file: BinaryIO, size: int, limit: int) -> Content:
 class MemoryBlob(Blob):
     """Bytes that are in memory already; ``content`` may be the head and tail of something longer."""
 
-    def __init__(self, path: str, content: Content) -> None:
-        super().__init__(path, content.size)
+    def __init__(self, path: str, content: Content, modified_ns: int | None = None) -> None:
+        super().__init__(path, content.size, modified_ns=modified_ns)
         self._content = content
 
     def open(self) -> BinaryIO:
@@ -142,7 +146,7 @@ class FileBlob(Blob):
     def __init__(
         self, root: Path, parts: tuple[str, ...], path: str, status: os.stat_result, owners: frozenset[int] | None
     ) -> None:
-        super().__init__(path, status.st_size, status.st_uid)
+        super().__init__(path, status.st_size, status.st_uid, status.st_mtime_ns)
         self._root, self._parts, self._owners = root, parts, owners
 
     def restrict(self, owners: frozenset[int]) -> None:
@@ -172,7 +176,7 @@ class GivenBlob(Blob):
             os.close(handle)
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{display(str(file))} cannot be read: it is {_kind(status)}; name a file or a directory")
-        super().__init__(path, status.st_size, status.st_uid)
+        super().__init__(path, status.st_size, status.st_uid, status.st_mtime_ns)
 
     def _handle(self) -> int:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from denpex.errors import SpoolError
-from denpex.ingest.archive import Flow
+from denpex.ingest.archive import Flow, modified_ns
 from denpex.ingest.packed import DamagedError
 from denpex.ingest.tree import display
 
@@ -39,7 +39,7 @@ def unpack(archive: BinaryIO, run: str, target: Path) -> None:
                     place.mkdir(mode=0o700, parents=True, exist_ok=True)
                     continue
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _write(flow, info.size, place)
+                _write(flow, info.size, place, modified_ns(info))
     except (tarfile.TarError, DamagedError, ValueError, OverflowError, RecursionError) as error:
         raise SpoolError(f"it is not a tar archive: {error}") from error
     except OSError as error:
@@ -57,7 +57,7 @@ def _below(info: tarfile.TarInfo, run: str) -> list[str]:
     return parts[1:]
 
 
-def _write(flow: Flow, size: int, place: Path) -> None:
+def _write(flow: Flow, size: int, place: Path, modified: int | None) -> None:
     with open(os.open(place, _NEW, 0o600), "wb") as file:
         while size:
             data = flow.read(min(_BLOCK, size))
@@ -65,3 +65,6 @@ def _write(flow: Flow, size: int, place: Path) -> None:
                 raise SpoolError("it breaks off")
             file.write(data)
             size -= len(data)
+        file.flush()
+        if modified is not None:
+            os.utime(file.fileno(), ns=(modified, modified))

@@ -11,7 +11,7 @@ import signal
 from typing import Any, NamedTuple
 
 from denpex import spool
-from denpex.node import records, run_copy, settings
+from denpex.node import flight, records, run_copy, settings
 from denpex.node.run_copy import Copy
 from denpex.node.run_watch import WATCHED, Claims, Watch, give_up
 from denpex.node.sink import Sink
@@ -58,6 +58,7 @@ class Task(NamedTuple):
 class Prepared(NamedTuple):
     """What stands ready before the command starts: fd -> its end of the new channel, and the copying threads."""
 
+    step: str
     claims: Claims
     theirs: dict[int, int]
     copies: list[Copy]
@@ -245,7 +246,7 @@ def _prepare(task: Task, present: set[int]) -> Prepared:
         theirs[2] = theirs[1]
     for copy in copies:
         copy.start()
-    return Prepared(Claims(task.user, step, task.rank, task.node), theirs, copies)
+    return Prepared(step, Claims(task.user, step, task.rank, task.node), theirs, copies)
 
 
 def _reserve(task: Task) -> tuple[str, str]:
@@ -272,6 +273,7 @@ def _child(command: list[str], task: Task, prepared: Prepared, before: Dispositi
         before.restore()
         # A crash in native code leaves a traceback; only where the user has not decided.
         os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+        os.environ.update(flight.variables(task.user, prepared.step, os.environ))
         os.environ[_MARK] = f"{os.environ['SLURM_JOB_ID']}.{task.step}.{task.rank}" if in_slurm else "local"
         os.execvp(command[0], command)
     except OSError as error:

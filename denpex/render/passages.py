@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from denpex.gist import gist, without_source
 from denpex.hostlist import fold, ranges
 from denpex.render.lines import LABEL, Lines
 from denpex.render.text import clip, clock_time, half_width, plus_minus, width_of, wrap
@@ -14,8 +14,6 @@ _MOST_EVIDENCE = 8
 _EVIDENCE_LINES = 6
 _LONGEST = 2000  # of a line that is read for its telling part
 _AFTER = {"certain": "later: ", "likely": "likely later: ", "undetermined": "order not known: "}
-
-_SOURCE = re.compile(r"\[?/?[\w./-]{1,200}\.(?:cc|cpp|h|hpp|cu):\d+\]?:? ?")
 
 Item = dict[str, Any]
 
@@ -94,24 +92,18 @@ def _where(group: list[Item]) -> str:
 
 def _words(e: Item, edges: dict[str, Item]) -> str:
     order = _AFTER.get(edges[e["id"]]["order"], "") if e["id"] in edges else ""
-    return order + gist(e["text"])
+    return order + _telling(e)
 
 
-def gist(text: str) -> str:
-    """Return the telling line of a message: a traceback's last line, else the first."""
-    rows = [row for row in text.splitlines() if row.strip(" =-")]
-    if not rows:
-        return ""
-    row = (rows[-1] if "Traceback (most recent call last)" in rows[0] else rows[0])[:_LONGEST]
-    # Where a library's source says it helps nobody who reads a line of 80 columns.
-    return _SOURCE.sub("", row) or row
+def _telling(e: Item) -> str:
+    return without_source(gist(e["text"])[:_LONGEST])
 
 
 def evidence(lines: Lines, d: Item) -> None:
     """Write the cited facts: the number by which others refer to them, the role, where they stand, the words."""
     groups: dict[object, list[Item]] = {}
     for e in d["evidence"]:
-        groups.setdefault((e["role"], e["class"], gist(e["text"])) if e["role"] != "origin" else e["id"], []).append(e)
+        groups.setdefault((e["role"], e["class"], _telling(e)) if e["role"] != "origin" else e["id"], []).append(e)
     for first, *alike in list(groups.values())[:_MOST_EVIDENCE]:
         who = f", rank {first['rank']}" if first["rank"] is not None else ""
         node = f" on {first['node']}" if first["node"] else ""

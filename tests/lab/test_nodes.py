@@ -62,7 +62,11 @@ def test_a_job_whose_node_runs_no_epilog_has_its_verdict_with_the_gap(lab):
         subprocess.run([LAB, "slurmd", "n4", "start"], check=True, timeout=30)
     assert verdict["failure_class"] in ("user-code-exception", "index-out-of-range", "node-unresponsive"), verdict
     assert gaps_of(verdict, "n4"), verdict["gaps"]
-    lab.run("sh", "-c", "for i in $(seq 60); do test $(sinfo -h -N -t idle -o %N | wc -l) = 4 && break; sleep 1; done")
+    lab.run(
+        "sh",
+        "-c",
+        "for i in $(seq 60); do test $(sinfo -h -N -p main -t idle -o %N | wc -l) = 4 && break; sleep 1; done",
+    )
 
 
 def test_while_nodes_are_awaited_show_says_which(lab):

@@ -1,5 +1,5 @@
 /*
- * Gives a lab node a wrong clock: CLOCK_REALTIME is shifted by the seconds written in the file that SKEW_FILE names.
+ * Gives a lab node a wrong clock: CLOCK_REALTIME is shifted by what stands in the file that SKEW_FILE names.
  *
  * A double for what this machine lacks, a clock for each node (time namespaces do not cover CLOCK_REALTIME). Loaded through
  * the node's own /etc/ld.so.preload. Absolute deadlines on CLOCK_REALTIME are shifted back, so that waits keep their length.
@@ -7,30 +7,39 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdio.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef SKEW_FILE
-#error "SKEW_FILE names the file that holds the offset in seconds"
+#error "SKEW_FILE names the file that holds the offset"
 #endif
 
 #define NS 1000000000LL
 
-static long long skew_ns;
+/* One signed 64-bit number of nanoseconds, mapped: writing it steps the clock of running processes too. */
+static const volatile long long *skew;
 
-__attribute__((constructor)) static void read_skew(void)
+__attribute__((constructor)) static void map_skew(void)
 {
-	double seconds = 0;
-	FILE *file = fopen(SKEW_FILE, "re");
+	void *map;
+	int fd = open(SKEW_FILE, O_RDONLY | O_CLOEXEC);
 
-	if (!file)
+	if (fd < 0)
 		return;
-	if (fscanf(file, "%lf", &seconds) == 1)
-		skew_ns = (long long)(seconds * (double)NS);
-	fclose(file);
+	map = mmap(NULL, sizeof *skew, PROT_READ, MAP_SHARED, fd, 0);
+	if (map != MAP_FAILED)
+		skew = map;
+	close(fd);
+}
+
+static long long skew_ns(void)
+{
+	return skew ? *skew : 0;
 }
 
 static void shift(struct timespec *t, long long by)
@@ -45,7 +54,7 @@ static struct timespec true_deadline(const struct timespec *deadline)
 {
 	struct timespec t = *deadline;
 
-	shift(&t, -skew_ns);
+	shift(&t, -skew_ns());
 	return t;
 }
 
@@ -60,7 +69,7 @@ int clock_gettime(clockid_t id, struct timespec *t)
 		real = REAL(clock_gettime);
 	rv = real(id, t);
 	if (rv == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
-		shift(t, skew_ns);
+		shift(t, skew_ns());
 	return rv;
 }
 
@@ -122,6 +131,6 @@ int clock_nanosleep(clockid_t id, int flags, const struct timespec *request, str
 	struct timespec t = *request;
 
 	if (id == CLOCK_REALTIME && (flags & TIMER_ABSTIME))
-		shift(&t, -skew_ns);
+		shift(&t, -skew_ns());
 	return REAL(clock_nanosleep)(id, flags, &t, remain);
 }

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "denpex"
 
-LEAVES = {"config", "errors", "hostlist", "model", "resources", "spool", "taxonomy"}
+LEAVES = {"config", "errors", "gist", "hostlist", "model", "resources", "spool", "taxonomy"}
 JOINS = {"diagnose", "worker"}
 
 # Part -> the parts of Denpex that it may import, besides itself.
@@ -17,6 +17,7 @@ ALLOWED = {
     "spool": set(),
     "resources": set(),
     "taxonomy": {"model"},
+    "gist": set(),
     "hostlist": {"errors"},
     "jobid": {"errors"},
     "times": {"errors"},
@@ -30,7 +31,7 @@ ALLOWED = {
     "answerfiles": LEAVES | {"answers", "credential", "jobid", "store"},
     "client": LEAVES | {"answerfiles", "credential"},
     "config": {"errors", "model", "resources"},
-    "engine": {"errors", "hostlist", "model", "taxonomy"},
+    "engine": {"errors", "gist", "hostlist", "model", "taxonomy"},
     "node": {"spool"},
     "ingest": LEAVES,
     "library": LEAVES | {"engine"},

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -18,10 +19,12 @@ def library(tmp_path_factory):
     if shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
 
-    def build(*options):
+    def build(state):
         folder = tmp_path_factory.mktemp("nvml")
         target = folder / "libnvidia-ml.so.1"
-        command = ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *options, "-o", target, STUB]
+        (folder / "state").write_text(state)
+        option = f'-DSTATE_FILE="{folder}/state"'
+        command = ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", option, "-o", target, STUB]
         subprocess.run(command, check=True)
         folder.chmod(0o755)
         return str(folder)
@@ -31,28 +34,33 @@ def library(tmp_path_factory):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs these hooks as root")
 def test_prolog_and_epilog_keep_what_the_driver_says(library):
-    path = library()
+    path = library(
+        "1 lost 1\n0 minor 2\n0 ecc_volatile 1\n0 ecc_aggregate 9\n"
+        "0 remapped_correctable 3\n0 remapped_uncorrectable 1\n0 remap_pending 1\n"
+    )
+    uuid = f"GPU-{socket.gethostname()[:63]}-0000"
     with site() as node:
         node.hook("prolog", LD_LIBRARY_PATH=path)
         node.hook("epilog", LD_LIBRARY_PATH=path)
         run = node.only_run()
         before = document(run / "nvml.before.json")
         assert (before["when"], before["driver_version"]) == ("before", "550.54.15")
-        gpu = before["gpus"]["GPU-0000"]
+        gpu = before["gpus"][uuid]
         assert gpu == {
-            "index": 0, "minor": 2, "pci": "00000000:3b:00.0", "serial": "4711", "model": "Stub H100",
+            "index": 0, "minor": 2, "pci": "00000000:3b:00.0", "serial": "4710", "model": "Stub H100",
             "ecc_volatile_uncorrected": 1, "ecc_aggregate_uncorrected": 9, "temperature_c": 41, "power_w": 123.5,
             "remapped_correctable": 3, "remapped_uncorrectable": 1, "remap_pending": 1, "remap_failure": 0,
+            "event_reasons": 0,
         }  # fmt: skip
-        assert document(run / "nvml.after.json")["gpus"].keys() == {"GPU-0000"}
+        assert document(run / "nvml.after.json")["gpus"].keys() == {uuid}
         meta = document(run / "meta.json")
         assert meta["gpus"] == [
             {
-                "uuid": "GPU-0000",
+                "uuid": uuid,
                 "index": 0,
                 "minor": 2,
                 "pci": "00000000:3b:00.0",
-                "serial": "4711",
+                "serial": "4710",
                 "model": "Stub H100",
             }
         ]
@@ -62,7 +70,7 @@ def test_prolog_and_epilog_keep_what_the_driver_says(library):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs these hooks as root")
 def test_a_driver_that_hangs_is_a_gap_and_the_run_is_closed(library):
-    path = library("-DSTUB_HANGS")
+    path = library("-1 hang 1\n")
     with site(hooks={"timeout": 3, "nvml_timeout": 1}) as node:
         assert node.hook("prolog", LD_LIBRARY_PATH=path) < 2
         node.output()
@@ -74,7 +82,7 @@ def test_a_driver_that_hangs_is_a_gap_and_the_run_is_closed(library):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs these hooks as root")
 def test_a_step_that_takes_all_the_time_leaves_the_rest_out_and_the_run_closed(library):
-    path = library("-DSTUB_HANGS")
+    path = library("-1 hang 1\n")
     with site(hooks={"timeout": 2, "nvml_timeout": 60}) as node:
         node.hook("prolog")
         node.output()

@@ -286,17 +286,68 @@ def test_a_disk_without_room_is_left_alone(node: Node, tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_without_an_open_run_the_command_runs_alone(node: Node, change: dict[str, str]) -> None:
-    done = node.run("sh", "-c", "echo $DENPEX_TASK; exit 9", env=node.environment | change)
+    done = node.run("sh", "-c", "echo $DENPEX_TASK$TORCH_FR_BUFFER_SIZE; exit 9", env=node.environment | change)
     assert (done.stdout, done.stderr, done.returncode) == (b"\n", b"", 9)
     assert node.claims() == []
+    assert not (node.user / "fr").exists()
 
 
-def test_only_a_mark_and_the_fault_handler_are_added_to_the_environment(node: Node) -> None:
-    added = {"DENPEX_TASK": "7.0.3", "PYTHONFAULTHANDLER": "1"}
+def recorder(prefix: Path) -> dict[str, str]:
+    """Return the flight recorder's settings of a captured task."""
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(prefix), "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(prefix),
+    }  # fmt: skip
+
+
+def environment(node: Node, **more: str) -> dict[str, str]:
+    """Return what a captured task sees."""
+    lines = node.run("/usr/bin/env", env=node.environment | more).stdout.decode().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_only_a_mark_the_fault_handler_and_the_flight_recorder_are_added_to_the_environment(node: Node) -> None:
+    added = {"DENPEX_TASK": "7.0.3", "PYTHONFAULTHANDLER": "1", **recorder(node.user / "fr" / "0.rank_")}
     seen = dict(line.split("=", 1) for line in node.run("/usr/bin/env").stdout.decode().splitlines())
     assert seen == node.environment | added
     chosen = node.environment | {"PYTHONFAULTHANDLER": ""}
     assert b"PYTHONFAULTHANDLER=\n" in node.run("/usr/bin/env", env=chosen).stdout
+
+
+def test_the_flight_recorder_dumps_into_the_run_of_the_step(node: Node) -> None:
+    seen = environment(node, SLURM_STEP_ID="12")
+    Path(seen["TORCH_FR_DUMP_TEMP_FILE"] + "3").write_bytes(b"")
+    assert (node.user / "fr" / "12.rank_3").exists()
+    assert (node.user / "fr").stat().st_mode & 0o777 == 0o700
+    assert (node.user / "fr").stat().st_uid == os.getuid()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left"),
+    [
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, ["TORCH_FR_BUFFER_SIZE"]),
+        ({"TORCH_FR_BUFFER_SIZE": "9"}, ["TORCH_NCCL_TRACE_BUFFER_SIZE"]),
+        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/x/y"}, ["TORCH_FR_DUMP_TEMP_FILE"]),
+        ({"TORCH_FR_DUMP_TEMP_FILE": ""}, ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]),
+        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_user_has_set_of_the_recorder_stays(node: Node, chosen: dict[str, str], left: list[str]) -> None:
+    """Of two names for one setting the first counts: with the other one set, it stays unset."""
+    expected = {name: value for name, value in recorder(node.user / "fr" / "0.rank_").items() if name not in left}
+    seen = environment(node, **chosen)
+    assert {name: value for name, value in seen.items() if name.startswith("TORCH_")} == expected | chosen
+
+
+def test_a_step_of_a_captured_script_dumps_into_its_own_node_and_step(node: Node) -> None:
+    seen = environment(node, **recorder(Path("/var/spool/denpex/c/n1/7.0.1/user/fr/batch.rank_")))
+    assert seen["TORCH_FR_DUMP_TEMP_FILE"] == str(node.user / "fr" / "0.rank_")
+
+
+def test_where_the_recorders_directory_cannot_be_made_nothing_is_set(node: Node) -> None:
+    (node.user / "fr").write_bytes(b"")
+    assert not [name for name in environment(node) if name.startswith("TORCH_")]
 
 
 def test_inside_a_captured_task_nothing_is_captured_twice(node: Node) -> None:
