@@ -1,7 +1,6 @@
 """The pattern library: every file checks, every example does what it says, in both backends."""
 
 import os
-import re
 import time
 
 import pytest
@@ -57,17 +56,9 @@ def test_no_expression_is_slow_on_a_hostile_record():
                 assert time.perf_counter() - began < 1.5, (pattern.id, hostile[:80])
 
 
-def test_every_class_that_is_named_somewhere_has_its_page():
-    """What the inference may conclude without a pattern needs its text too."""
-    source = "".join(path.read_text() for path in (lib.Path(lib.__file__).parent / "engine").glob("*.py"))
-    named = {word for word in re.findall(r'"([a-z]+(?:-[a-z]+)+)"', source) if word in CATEGORY_OF}
-    rules = {
-        "collective-missing-rank", "process-killed", "process-crashed", "host-out-of-memory", "slurm-time-limit",
-        "cancelled-by-user", "cancelled-by-administrator", "preempted", "no-failure", "unknown", "node-unresponsive",
-        "interrupted", "user-code-exception", "disk-full", "collective-timeout-too-short", "requeued-by-design",
-        "command-not-found",
-    }  # fmt: skip
-    assert (named | rules) - LIBRARY.classes.keys() == set()
+def test_every_class_has_its_page():
+    """A verdict may name any of them, with or without a pattern, and its reader needs the text."""
+    assert LIBRARY.classes.keys() == CATEGORY_OF.keys()
 
 
 def test_a_command_holds_only_fields_that_the_scheduler_or_root_knows(tmp_path):
