@@ -10,7 +10,7 @@ from dataclasses import replace
 from denpex.engine import facts, flight, infer, records, timeline, verdict
 from denpex.engine.clock import Clocks
 from denpex.engine.match import Matcher
-from denpex.engine.progress import Key, Progress, natural
+from denpex.engine.progress import PACED, Key, Progress, natural
 from denpex.errors import InputError
 from denpex.model import Event, Gap, Library, Match, Record, Role, Snapshot, StreamSource, Verdict
 
@@ -31,7 +31,7 @@ def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
     gaps: list[Gap] = []
     seen.take(matcher.match(records.from_kernel(snapshot.kernel)))
     for source in snapshot.streams:
-        found = _records(source, gaps)
+        found = _records(source, matcher, gaps)
         seen.hear(found)
         seen.take(matcher.match(found))
     events = timeline.ordered(
@@ -42,12 +42,12 @@ def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
     return verdict.verdict(case, infer.infer(case), snapshot, library, clocks)
 
 
-def _records(source: StreamSource, gaps: list[Gap]) -> list[Record]:
+def _records(source: StreamSource, matcher: Matcher, gaps: list[Gap]) -> list[Record]:
     try:
         data = source.load()
         if data.fault:
             gaps.append(Gap(f"the rest could not be read: {data.fault}", source.info.name, "a whole copy of the file"))
-        return records.split(source.info, data)
+        return records.split(source.info, data, matcher.find)
     except InputError as error:
         gaps.append(Gap(str(error), source.info.name, "a spool that is not removed before the diagnosis"))
         return []
@@ -81,7 +81,13 @@ class _Seen:
         """Keep one stream's matches as events, and of its progress lines how far they went."""
         kept: dict[tuple[str, int | None], _Alike] = {}
         for match in matches:
-            kept.setdefault((match.pattern.id, match.record.rank), _Alike()).add(next(self._number), match)
+            key = (match.pattern.id, match.record.rank)
+            if key not in kept:
+                # Of progress only the end counts.
+                kept[key] = (
+                    _Alike(0, PACED) if match.pattern.role is Role.PROGRESS else _Alike(_MOST_ALIKE, _MOST_ALIKE)
+                )
+            kept[key].add(next(self._number), match)
         for alike in kept.values():
             for number, match in alike.ends():
                 event = timeline.event(match, self._clocks, number, self._node_of)
@@ -97,15 +103,17 @@ class _Seen:
 class _Alike:
     """The first and the last of a stream's matches of one pattern and rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int, last: int) -> None:
+        """``first`` and ``last``: how many to keep of either end."""
+        self._most = first
         self._first: list[tuple[int, Match]] = []
-        self._last: deque[tuple[int, Match]] = deque(maxlen=_MOST_ALIKE)
+        self._last: deque[tuple[int, Match]] = deque(maxlen=last)
         self._count = 0
 
     def add(self, number: int, match: Match) -> None:
         """Take one more, the ``number``-th of all matches."""
         self._count += 1
-        if len(self._first) < _MOST_ALIKE:
+        if len(self._first) < self._most:
             self._first.append((number, match))
         else:
             self._last.append((number, match))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import os
 import re
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from denpex import library_files, resources
 from denpex.engine import records
-from denpex.engine.match import DECISIVE, FLAGS, Matcher, Scan, expressions
+from denpex.engine.match import DECISIVE, FLAGS, Matcher, expressions, telling
 from denpex.errors import PatternError
 from denpex.library_files import Place
+from denpex.library_scan import by_number, by_place, hyperscan_scan, plain_scan
 from denpex.model import Example, Library, Match, Pattern, Role, Source, StreamData, StreamInfo, StreamKind
 
 _SHORTEST_LITERAL = 8
@@ -41,9 +37,10 @@ def _read(path: Path | None) -> tuple[Library, dict[str, Place], list[str]]:
 def matcher(library: Library) -> Matcher:
     """Return the matcher: over Hyperscan where its package is installed, else over Python's own expressions."""
     try:
-        return Matcher(library, hyperscan_scan(expressions(library)))
+        scan, find = hyperscan_scan(expressions(library)), hyperscan_scan(telling(library))
     except ImportError:
-        return Matcher(library, plain_scan(expressions(library)))
+        scan, find = plain_scan(expressions(library)), plain_scan(telling(library))
+    return Matcher(library, by_number(scan), by_place(find))
 
 
 def problems(path: Path | None = None, healthy: Iterable[str] = ()) -> list[str]:
@@ -189,88 +186,3 @@ def longest_literal(expression: str) -> int:
         longest = max(longest, run)
         i += 1
     return longest
-
-
-def plain_scan(listed: list[str]) -> Scan:
-    """Return the second backend: slower, with the same matches."""
-    compiled = [re.compile(expression.encode(), re.MULTILINE) for expression in listed]
-
-    def scan(text: bytes) -> list[int]:
-        return [number for number, expression in enumerate(compiled) if expression.search(text)]
-
-    return scan
-
-
-def hyperscan_scan(listed: list[str], *, cached: bool = True) -> Scan:
-    """Return the first backend; raise ImportError without Hyperscan, ValueError for an expression it refuses."""
-    import hyperscan
-
-    flags = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_SINGLEMATCH
-
-    def compiled() -> Any:
-        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-        try:
-            database.compile(
-                expressions=[e.encode() for e in listed], ids=list(range(len(listed))), flags=[flags] * len(listed)
-            )
-        except hyperscan.error as error:
-            raise ValueError(str(error)) from error
-        return database
-
-    if cached:
-        version = importlib.metadata.version("hyperscan")
-        key = hashlib.sha256("\0".join([version, str(flags), *listed]).encode()).hexdigest()
-        database = _cached(key, compiled, hyperscan)
-    else:
-        database = compiled()
-    database.scratch = hyperscan.Scratch(database)
-    found: list[int] = []
-
-    def note(number: int, *_: object) -> None:
-        found.append(number)
-
-    def scan(text: bytes) -> list[int]:
-        if found:
-            found.clear()
-        database.scan(text, match_event_handler=note)
-        return found
-
-    return scan
-
-
-def _cached(key: str, compiled: Callable[[], Any], hyperscan: Any) -> Any:
-    """Return the database of this content: from the cache, else compiled and kept there."""
-    directory = _cache_directory()
-    if directory is None:
-        return compiled()
-    file = directory / f"{key}.hsdb"
-    try:
-        return hyperscan.loadb(file.read_bytes(), mode=hyperscan.HS_MODE_BLOCK)
-    except OSError:
-        pass
-    except hyperscan.error:
-        file.unlink(missing_ok=True)
-    database = compiled()
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(hyperscan.dumpb(database))
-        aside.replace(file)
-    except OSError:
-        aside.unlink(missing_ok=True)
-    return database
-
-
-def _cache_directory() -> Path | None:
-    """Return where compiled databases are kept: trusted code, so only in a 0700 directory of the effective user."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    home = os.environ.get("HOME")
-    if not cache and not home:
-        return None
-    directory = (Path(cache) if cache else Path(home or "") / ".cache") / "denpex"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = directory.lstat()
-    except OSError:
-        return None
-    private = stat.S_ISDIR(info.st_mode) and stat.S_IMODE(info.st_mode) == 0o700 and info.st_uid == os.geteuid()
-    return directory if private else None

@@ -7,7 +7,7 @@ the time of the cluster's reference clock, in nanoseconds since 1970; an offset 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -268,7 +268,7 @@ class StreamData:
     """
 
     data: bytes
-    index: tuple[tuple[int, int, int | None], ...] = ()
+    index: Sequence[tuple[int, int, int | None]] = ()
     pieces: tuple[tuple[int, int], ...] = ((0, 0),)
     fault: str = ""  # why the rest could not be read, "" where all was
 

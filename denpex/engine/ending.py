@@ -143,7 +143,8 @@ def _idle_ns(case: Case) -> int | None:
 
 
 def _stalled(case: Case, idle: int) -> bool:
-    paces = [pace for rank in case.ranks.values() if (pace := rank.progress.pace_ns()) is not None]
+    seen = [case.progress, *(rank.progress for rank in case.ranks.values())]
+    paces = [pace for one in seen if (pace := one.pace_ns()) is not None]
     if any(rank.stuck for rank in case.ranks.values()):
         return True
     slowest = max(paces, default=0)
@@ -198,7 +199,7 @@ def from_outside(case: Case, weighing: Weighing) -> Finding | None:
     killed = {rank.signal for rank in ranks}
     if len(ranks) > 1 and len(killed) == 1 and killed <= ENDING_SIGNALS and _one_class(weighing.suspects):
         number = next(iter(killed))
-        name = weighing.suspects[0].failure_class
+        name = next(s.failure_class for s in weighing.suspects if not s.rank.swept)
         why = f"Every rank was ended by {signal_name(number or 0)}; none shows a failure of its own."
         ends = tuple(r.exit_event for r in ranks[:3] if r.exit_event)
         return Finding(name, Scope.EXTERNAL, 0.6, why, cited=ends)
@@ -225,7 +226,8 @@ def _before_told(event: Event, s: Suspect) -> bool:
 
 
 def _one_class(suspects: Iterable[Suspect]) -> bool:
-    names = {s.failure_class for s in suspects}
+    # Those whose end srun reported last it seems to have ended itself.
+    names = {s.failure_class for s in suspects if not s.rank.swept}
     return len(names) == 1 and names <= {"process-killed", "interrupted"}
 
 

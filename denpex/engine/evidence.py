@@ -226,7 +226,12 @@ def _weigh_silence(scene: Scene, s: Suspect) -> None:
 
 
 def _saving(scene: Scene, rank: Rank) -> Event | None:
-    """Return the line in which the rank began to save a checkpoint, where no progress is known to have followed."""
+    """Return the line in which the rank began to save a checkpoint, where no progress is known to have followed.
+
+    The others must wait in a barrier, as trainers do around that; in another collective it is not what they wait for.
+    """
+    if not any("barrier" in event.text for events in scene.waits.values() for event in events):
+        return None
     begun = [e for e in rank.events if e.pattern == SAVING]
     if rank.rank == 0 and not rank.recorded:
         # A worker whose words bear no mark; of a sharded checkpoint, too, rank 0 prints that it begins.

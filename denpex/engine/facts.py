@@ -232,6 +232,7 @@ def _whole(progress: Mapping[Key, Progress], step: str | None) -> Progress:
     for (of_step, _), seen in progress.items():
         if step is None or _belongs(of_step, step):
             total.count += seen.count
+            total.recent = max(total.recent, seen.recent, key=len)
             total.when = latest((total.when, seen.when))
             total.output = latest((total.output, seen.output))
             total.step = max((s for s in (total.step, seen.step) if s is not None), default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from denpex.engine import records
 from denpex.model import Library, Match, Pattern, Record, Role, Source
 
 # Both backends read expressions so: ASCII classes, ^ and $ at line ends, "." not at a newline.
@@ -18,17 +19,30 @@ _LINK = re.compile(r"^[ |+]*(?:During handling of the above exception|The above 
 Scan = Callable[[bytes], Iterable[int]]
 """Text -> the numbers of the expressions that occur in it (in the order of `expressions`)."""
 
+Find = Callable[[bytes], Iterable[int]]
+"""A stream's bytes -> where one of the expressions of `telling` ends in them, in any order."""
+
 
 def expressions(library: Library) -> list[str]:
     """Return every expression to be scanned for, in the order that `Matcher` numbers them."""
     return [expression for pattern in library.patterns for expression in pattern.expressions]
 
 
-class Matcher:
-    """A library ready to be matched; ``scan`` is one of the two backends (denpex/library.py)."""
+def telling(library: Library) -> list[str]:
+    """Return the expressions that matter wherever they stand in a stream; of progress only the last lines do.
 
-    def __init__(self, library: Library, scan: Scan) -> None:
-        self._scan = scan
+    Where a launcher's prefix stands on every line, an expression does not fit the bytes at their lines' beginning, nor
+    over several lines: for these there are words.
+    """
+    listed = [e for pattern in library.patterns if pattern.role is not Role.PROGRESS for e in pattern.expressions]
+    return [*(e.removeprefix("^") for e in listed), *(re.escape(word.decode()) for word in records.TELLING)]
+
+
+class Matcher:
+    """A library ready to be matched; ``scan`` and ``find`` are one of the two backends (denpex/library.py)."""
+
+    def __init__(self, library: Library, scan: Scan, find: Find) -> None:
+        self._scan, self.find = scan, find
         self._pattern_of: list[int] = []
         self._expressions = expressions(library)
         # Compiled when first found: most are never met in one run, and Python compiles slower than the scan runs.

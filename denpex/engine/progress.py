@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from denpex.model import Event, Instant, Role
 
 # Output that comes this close to a process's end may be a buffer that was flushed on the way out.
 _FLUSH_NS = 100_000_000
+# So many progress lines give the pace: of a long stream only the end is read line by line.
+PACED = 32
 
 Key = tuple[str | None, int | None]
 """(step, rank); rank None where a progress line does not tell whose it is."""
@@ -24,7 +27,7 @@ class Progress:
     """How far a rank came: its highest step, when it said so, and when it last said anything."""
 
     step: int | None = None
-    first: Instant | None = None
+    recent: deque[Instant] = field(default_factory=lambda: deque(maxlen=PACED))
     when: Instant | None = None  # of the last progress line
     settled: Instant | None = None  # of the last one that others followed later than a flush would
     output: Instant | None = None  # of the last output of any kind
@@ -39,7 +42,7 @@ class Progress:
             self.step = step if self.step is None else max(self.step, step)
         if when is None:
             return
-        self.first = self.first or when
+        self.recent.append(when)
         if self.when is not None and when.local_ns - self.when.local_ns > _FLUSH_NS:
             self.settled = self.when
         if self.when is None or when.local_ns >= self.when.local_ns:
@@ -62,10 +65,10 @@ class Progress:
         return moment is not None and moment.local_ns > event.when.local_ns
 
     def pace_ns(self) -> int | None:
-        """Return the usual time between two progress lines, None where too few were seen."""
-        if self.first is None or self.when is None or self.count < 3 or self.first.clock != self.when.clock:
+        """Return the usual time between the last progress lines, None where too few were seen."""
+        if len(self.recent) < 3 or self.recent[0].clock != self.recent[-1].clock:
             return None
-        return (self.when.local_ns - self.first.local_ns) // (self.count - 1)
+        return (self.recent[-1].local_ns - self.recent[0].local_ns) // (len(self.recent) - 1)
 
 
 def latest(moments: Iterable[Instant | None]) -> Instant | None:

@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from denpex.engine import folds, prefixes
 from denpex.engine.prefixes import Layout, Line
 from denpex.model import KernelRecord, Record, Source, Stamp, StreamData, StreamInfo, StreamKind
 
-# What is read in full of a long stream; in between only the neighbourhood of lines with a telling word.
-_HEAD = 256 << 10
-_TAIL = 1 << 20
-_TELLING = (
+# What is read in full of a long stream; in between only what surrounds a telling word, or a place that a scan found.
+_HEAD, _TAIL = 256 << 10, 1 << 20
+# One rank's own output needs less: its last step lines, and what follows them.
+_HEAD_OF_ONE, _TAIL_OF_ONE = 8 << 10, 32 << 10
+TELLING = (
     b"Traceback (most", b"Error", b"ERROR", b"rror:", b"WARN", b"Xid", b"oom", b"OOM", b"Killed", b"CANCELLED",
     b"NaN", b"nan,", b": nan", b"=nan", b"atchdog", b"terminate called", b"Assertion", b"fault", b"No space", b"failed",
+    b"desync",
 )  # fmt: skip
-_AROUND = 4096
+# A place is where a message's telling words end: it may have begun some lines before, and go on.
+_BEFORE, _AROUND = 1024, 4096
 _MOST_OF_ONE = 40  # neighbourhoods for one word, so that a word that the job prints all the time hides no other
 _LONGEST_LINE = 16 << 10
 _SAMPLE_LINES = 200
 
+Places = Callable[[bytes], Iterable[int]]
+"""A stream's bytes -> positions of what may matter there, in any order."""
+
 _SOURCES = {StreamKind.KERNEL: Source.KERNEL, StreamKind.SLURM: Source.SLURM}
 
 
-def split(info: StreamInfo, data: StreamData) -> list[Record]:
+def split(info: StreamInfo, data: StreamData, places: Places | None = None) -> list[Record]:
     """Return the records of one stream in the stream's order.
 
     ``rank`` and ``node`` are the stream's where it has them; else what the launcher's prefix says. Receive times come
-    from the index, offsets from the pieces.
+    from the index, offsets from the pieces. ``places`` finds where in a long stream something may stand that matters.
     """
     kernel = info.kind is StreamKind.KERNEL
     own = info.rank is not None
     made = _Maker(info, data)
     records: list[Record] = []
-    for found in folds.fold(_kernel_lines(data.data) if kernel else _lines(info, data.data), own=own):
+    raw = _raw_lines(data.data, (_HEAD_OF_ONE, _TAIL_OF_ONE) if own and places else (_HEAD, _TAIL), places)
+    for found in folds.fold(_kernel_lines(raw) if kernel else _lines(info, data.data, raw), own=own):
         if len(found.texts) == 1:
             records.append(made.record(found.first, found.texts[0]))
         else:
@@ -72,22 +79,24 @@ def from_kernel(records: Iterable[KernelRecord]) -> list[Record]:
     return result
 
 
-def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, bytes) of what is read of a stream: all of a short one."""
-    if len(data) <= _HEAD + _TAIL:
+def _pieces(data: bytes, whole: tuple[int, int], places: Places | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (position, bytes) of what is read of a stream: all of a short one. ``whole``: how much of head and tail."""
+    head, tail = whole
+    if len(data) <= head + tail:
         yield 0, data
         return
-    head_end = data.rfind(b"\n", 0, _HEAD) + 1 or _HEAD
-    tail_start = data.find(b"\n", len(data) - _TAIL) + 1 or len(data) - _TAIL
+    head_end = data.rfind(b"\n", 0, head) + 1 or head
+    tail_start = data.find(b"\n", len(data) - tail) + 1 or len(data) - tail
     yield 0, data[:head_end]
     done = head_end
-    for position in _telling(data, head_end, tail_start):
-        if position < done:
-            continue
-        begin = max(done, data.rfind(b"\n", 0, position) + 1)
+    middle = data[head_end:tail_start] if places is not None else b""
+    found = _telling(data, head_end, tail_start) if places is None else sorted({head_end + at for at in places(middle)})
+    for position in found:
+        begin = max(done, data.rfind(b"\n", 0, max(position - _BEFORE, 0)) + 1)
         end = data.find(b"\n", min(position + _AROUND, tail_start), tail_start) + 1 or tail_start
-        yield begin, data[begin:end]
-        done = end
+        if end > begin:
+            yield begin, data[begin:end]
+            done = end
     if len(data) > max(tail_start, done):
         yield max(tail_start, done), data[max(tail_start, done) :]
 
@@ -95,7 +104,7 @@ def _pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _telling(data: bytes, begin: int, end: int) -> list[int]:
     """Return where telling words are, ascending; the first and the last of each where there are many."""
     found: list[int] = []
-    for word in _TELLING:
+    for word in TELLING:
         at = begin
         for _ in range(_MOST_OF_ONE):
             at = data.find(word, at, end)
@@ -112,11 +121,11 @@ def _telling(data: bytes, begin: int, end: int) -> list[int]:
     return sorted(position for position in found if position >= 0)
 
 
-def _raw_lines(data: bytes) -> Iterator[tuple[int, str]]:
+def _raw_lines(data: bytes, whole: tuple[int, int], places: Places | None) -> Iterator[tuple[int, str]]:
     """Yield (position, text) of every line that is read; a redrawn progress bar's states are lines."""
-    for start, piece in _pieces(data):
+    for start, piece in _pieces(data, whole, places):
         at = start
-        for raw in piece.split(b"\n"):
+        for raw in (piece[:-1] if piece.endswith(b"\n") else piece).split(b"\n"):
             text = raw.decode("utf-8", "replace") if len(raw) <= _LONGEST_LINE else _shortened(raw)
             if "\x1b" in text or "\x00" in text or "\x08" in text:
                 text = prefixes.clean(text)
@@ -135,19 +144,19 @@ def _shortened(raw: bytes) -> str:
     return raw[:half].decode("utf-8", "replace") + "\r" + raw[-half:].decode("utf-8", "replace")
 
 
-def _kernel_lines(data: bytes) -> Iterator[Line]:
-    for at, text in _raw_lines(data):
+def _kernel_lines(raw: Iterable[tuple[int, str]]) -> Iterator[Line]:
+    for at, text in raw:
         yield prefixes.peel_kernel(text, at)
 
 
-def _lines(info: StreamInfo, data: bytes) -> Iterator[Line]:
+def _lines(info: StreamInfo, data: bytes, raw: Iterable[tuple[int, str]]) -> Iterator[Line]:
     form = Layout()
     if info.rank is None:
         head = data[:_HEAD].decode("utf-8", "replace").split("\n", _SAMPLE_LINES)[:_SAMPLE_LINES]
         form = prefixes.layout(head)
     always = form.labelled or form.hosts
     peel = prefixes.peel
-    for at, text in _raw_lines(data):
+    for at, text in raw:
         if "it/s" in text or "s/it" in text:
             for part in prefixes.bars(text):
                 yield peel(part, at, form)
@@ -164,7 +173,8 @@ class _Maker:
         self._info = info
         self._pieces = data.pieces
         self._index = data.index
-        self._offsets = [entry[0] for entry in data.index]
+        self._reads = len(data.index)
+        self._at, self._following = -1, self._read(0)
         self._source = _SOURCES.get(info.kind, Source.TASK)
         self._cut = len(data.pieces) > 1 or data.pieces[:1] != ((0, 0),)
         self._stamp: Stamp | None = None
@@ -196,8 +206,16 @@ class _Maker:
         )
 
     def _next_stamp(self, offset: int) -> None:
-        """Go on to the read that brought the byte at ``offset``."""
-        found = max(0, bisect.bisect_right(self._offsets, offset) - 1)
-        _, realtime, raw = self._index[found]
-        self._stamp = Stamp(realtime, raw)
-        self._stamp_until = self._offsets[found + 1] if found + 1 < len(self._offsets) else 1 << 62
+        """Go on to the read that brought the byte at ``offset``: mostly the next one."""
+        index = self._index
+        following, self._at = self._following, self._at + 1
+        after = self._read(self._at + 1)
+        if following is None or following[0] > offset or (after is not None and after[0] <= offset):
+            self._at = max(0, bisect.bisect_right(index, offset, key=lambda read: read[0]) - 1)
+            following, after = index[self._at], self._read(self._at + 1)
+        self._following = after
+        self._stamp = Stamp(following[1], following[2])
+        self._stamp_until = after[0] if after is not None else 1 << 62
+
+    def _read(self, number: int) -> tuple[int, int, int | None] | None:
+        return self._index[number] if number < self._reads else None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from denpex.ingest.tree import MAX_FILE, Blob
 from denpex.model import StreamData
 
 MAX_INDEX = 128 << 20
 _TRAILER = 4096  # the end line is among an index's last bytes
+
+
+# No number of nanoseconds or bytes has more digits than 64 bits do.
+_LONGEST_READ = 3 * 19 + 2
+
+Read = tuple[int, int, "int | None"]
+"""(offset, realtime_ns, raw_ns) of one read."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class End:
 class Index:
     """A parsed index: reads as in StreamData, cuts [from, to), where each tail piece starts, unreadable lines."""
 
-    reads: tuple[tuple[int, int, int | None], ...]
+    reads: Sequence[Read]
     cuts: tuple[tuple[int, int], ...]
     tails: Mapping[int, int]
     torn: int
@@ -43,7 +51,10 @@ def end(index: Blob | None) -> End:
 
 def parse_index(data: bytes) -> Index:
     """Parse an index, leaving out what is torn or runs backwards."""
-    reads: list[tuple[int, int, int | None]] = []
+    regular = _regular(data)
+    if regular is not None:
+        return regular
+    reads: list[Read] = []
     cuts: list[tuple[int, int]] = []
     tails: dict[int, int] = {}
     torn, last = 0, -1
@@ -64,7 +75,7 @@ def parse_index(data: bytes) -> Index:
                 continue
             elif len(words) in (2, 3):
                 offset, realtime = int(words[0]), int(words[1])
-                if offset >= last and abs(realtime) < 1 << 63:
+                if last <= offset < 1 << 63 and abs(realtime) < 1 << 63:
                     last = offset
                     reads.append((offset, realtime, int(words[2]) if len(words) == 3 else None))
                     continue
@@ -72,6 +83,42 @@ def parse_index(data: bytes) -> Index:
             pass
         torn += 1
     return Index(tuple(reads), tuple(cuts), tails, torn)
+
+
+class Reads(Sequence[Read]):
+    """The reads of an index, each parsed when it is asked for: of a long stream only few are."""
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        """``lines``: three whole numbers each."""
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, at: int) -> Read: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Read]: ...
+    def __getitem__(self, at: int | slice) -> Read | Sequence[Read]:
+        if isinstance(at, slice):
+            return Reads(self._lines[at])
+        offset, realtime, raw = self._lines[at].split()
+        return int(offset), int(realtime), int(raw)
+
+
+def _regular(data: bytes) -> Index | None:
+    """Return what an index of nothing but whole reads and its end says, quickly; None where it holds anything else."""
+    body, _, last = data.rstrip(b"\n").rpartition(b"\n")
+    if not last.startswith(b"end ") or body.translate(None, b"0123456789 \n"):
+        return None
+    lines = body.split(b"\n")
+    if (
+        body.count(b" ") != 2 * len(lines)
+        or len(body.split()) != 3 * len(lines)
+        or max(map(len, lines)) > _LONGEST_READ
+    ):
+        return None
+    return Index(Reads(lines), (), {}, 0)
 
 
 def assemble(head: Blob, index: Blob | None, tails: Mapping[int, Blob]) -> StreamData:

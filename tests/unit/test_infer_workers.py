@@ -194,16 +194,21 @@ def test_a_watchdog_line_that_waited_longer_than_its_rank_ran_is_made_up(engine)
     assert "before the rank was started" in v.summary
 
 
-def test_a_rank_that_was_writing_a_checkpoint_when_the_others_gave_up(engine):
+@pytest.mark.parametrize(
+    ("where", "meaning"), [("barrier", "collective-timeout-too-short"), ("all_reduce", "collective-missing-rank")]
+)
+def test_a_rank_that_was_writing_a_checkpoint_when_the_others_gave_up(engine, where, meaning):
     run = Run(skew=SKEWED)
     run.work(11.4)
     run.say(0, 11.6, "INFO saving checkpoint at step 50 to /ckpt")
     for rank in (1, 2, 3):
-        run.say(rank, 17.0 + 0.01 * rank, waited(rank, 5000))
+        frame = f'[rank{rank}]:   File "/home/alice/train.py", line 80, in save\n[rank{rank}]:     dist.{where}()\n'
+        text = waited(rank, 5000).replace(f"[rank{rank}]: RuntimeError", frame + f"[rank{rank}]: RuntimeError")
+        run.say(rank, 17.0 + 0.01 * rank, text)
         run.ends(rank, 17.5 + 0.1 * rank, code=1)
     run.tasks[0].told = [(17.8, 15)]
     run.ends(0, 17.9, signal=15)
-    assert named(engine(run.snapshot())) == ("collective-timeout-too-short", 0)
+    assert named(engine(run.snapshot())) == (meaning, 0)
 
 
 @pytest.mark.parametrize("words", ["CUDA error: unspecified launch failure", "CUDA error: unknown error"])
@@ -241,6 +246,18 @@ def test_a_step_that_somebody_killed_accuses_no_rank(engine):
     run.steps = [("0", "python", "CANCELLED", "0:9"), ("batch", "batch", "FAILED", "137:0")]
     v = engine(run.snapshot())
     assert (v.failure_class, v.scope, v.origin) == ("interrupted", Scope.EXTERNAL, None)
+
+
+def test_a_signal_that_reached_all_ranks_came_from_outside_whoever_was_reported_last(engine):
+    run = Run(skew=SKEWED)
+    run.work(11.4)
+    run.lost_tasks = {0, 1, 2, 3}
+    run.srun(11.6, "srun: error: n3: task 2: Killed")
+    run.srun(11.7, "srun: launch/slurm: _step_signal: Terminating StepId=191.0")
+    for rank in (0, 1, 3):
+        run.srun(11.8 + 0.01 * rank, f"srun: error: n{rank + 1}: task {rank}: Killed")
+    v = engine(run.snapshot())
+    assert (v.failure_class, v.scope, v.origin) == ("process-killed", Scope.EXTERNAL, None)
 
 
 def test_a_hang_shows_soon_where_steps_are_quick(engine):

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from denpex import library as lib
+from denpex import library_scan
 from denpex.engine import records
-from denpex.engine.match import Matcher, expressions
+from denpex.engine.match import Matcher, expressions, telling
 from denpex.errors import PatternError
 from denpex.model import Record, Source, StreamData, StreamInfo, StreamKind
 from denpex.taxonomy import CATEGORY_OF
@@ -16,7 +17,11 @@ from tests import goodlogs
 
 LIBRARY = lib.load()
 MATCHER = lib.matcher(LIBRARY)
-PLAIN = Matcher(LIBRARY, lib.plain_scan(expressions(LIBRARY)))
+PLAIN = Matcher(
+    LIBRARY,
+    library_scan.by_number(library_scan.plain_scan(expressions(LIBRARY))),
+    library_scan.by_place(library_scan.plain_scan(telling(LIBRARY))),
+)
 
 
 def read(pattern, text):
@@ -30,8 +35,7 @@ def test_nothing_is_wrong_with_the_library():
 
 
 def test_both_backends_find_the_same_on_every_example():
-    if MATCHER._scan.__qualname__ == PLAIN._scan.__qualname__:
-        pytest.skip("Hyperscan is not installed here")
+    pytest.importorskip("hyperscan")
     for pattern in LIBRARY.patterns:
         for example in (*pattern.match, *pattern.no_match):
             found = read(pattern, example.text)
@@ -145,18 +149,18 @@ def test_two_patterns_that_claim_one_message_are_a_problem_until_one_yields(tmp_
 def test_a_database_is_cached_only_in_a_private_directory_of_the_own_user(tmp_path, monkeypatch):
     pytest.importorskip("hyperscan")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert list(lib.hyperscan_scan(["some words"])(b"these are some words")) == [0]
+    assert list(library_scan.hyperscan_scan(["some words"])(b"these are some words")) == [(0, 20)]
     (kept,) = (tmp_path / "denpex").iterdir()
     kept.write_bytes(b"damaged")
-    assert list(lib.hyperscan_scan(["some words"])(b"these are some words")) == [0]
+    assert list(library_scan.hyperscan_scan(["some words"])(b"these are some words")) == [(0, 20)]
     kept.unlink(missing_ok=True)
     (tmp_path / "denpex").chmod(0o755)
-    lib.hyperscan_scan(["some words"])
+    library_scan.hyperscan_scan(["some words"])
     assert list((tmp_path / "denpex").iterdir()) == []
     if os.geteuid() == 0:
         (tmp_path / "denpex").chmod(0o700)
         os.chown(tmp_path / "denpex", 12345, -1)
-        lib.hyperscan_scan(["some words"])
+        library_scan.hyperscan_scan(["some words"])
         assert list((tmp_path / "denpex").iterdir()) == []
 
 

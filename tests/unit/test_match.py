@@ -3,7 +3,8 @@
 import pytest
 
 from denpex import library as lib
-from denpex.engine.match import Matcher, expressions
+from denpex.engine.match import Matcher, expressions, telling
+from denpex.library_scan import by_number, by_place, plain_scan
 from denpex.model import Library, Pattern, Record, Role, Source
 
 
@@ -13,7 +14,7 @@ def pattern(name, expression, role=Role.ORIGIN, source=Source.TASK, **more):
 
 def meanings(patterns, text, source=Source.TASK):
     library = Library({}, tuple(patterns))
-    plain = Matcher(library, lib.plain_scan(expressions(library)))
+    plain = Matcher(library, by_number(plain_scan(expressions(library))), by_place(plain_scan(telling(library))))
     found = plain.match([Record(text, "s", 0, source=source)])
     fast = lib.matcher(library)
     assert fast.match([Record(text, "s", 0, source=source)]) == found
