@@ -245,12 +245,19 @@ def usable(case: Case, weighing: Weighing) -> list[Event]:
 
 
 def nothing_failed(case: Case, weighing: Weighing) -> Finding | None:
-    """Answer for input outside the scheduler's records that shows work and no failure after it."""
+    """Answer for input outside the scheduler's records that shows work and no failure after it.
+
+    A log that just stops may be of a job that hung, was killed or went well: without an end nothing is claimed.
+    """
     if case.job.state or any(rank.failed for rank in case.ranks.values()) or case.progress.count == 0:
         return None
     aside = {id(event) for event, _ in weighing.aside}
     said = [*case.loose, *(e for rank in case.ranks.values() for e in rank.events)]
     if any(e.role in (Role.ORIGIN, Role.CASCADE) and id(e) not in aside for e in said):
         return None
+    if case.ranks and all(rank.end_known for rank in case.ranks.values()):
+        return Finding(
+            "no-failure", Scope.NONE, 0.8, "Every rank ended with status 0, and no failure stands in the output."
+        )
     why = "The output shows work going on and no failure; how the job ended is not in this input."
-    return Finding("no-failure", Scope.NONE, 0.5, why)
+    return Finding("unknown", Scope.UNKNOWN, 0.3, why)

@@ -98,6 +98,7 @@ def row(run: attempt.Run, judged: judge.Judged, others: dict[str, int | None]) -
         "fault": fault.id,
         "repeat": plan.repeat,
         "counted": not fault.needs,
+        "needs": fault.needs,
         "expected": {
             "category": fault.category, "classes": list(fault.classes), "origin": fault.origin, "rank": plan.rank,
             "node": run.placed.get(plan.rank, {}).get("node"), "gpu": run.placed.get(plan.rank, {}).get("gpu"),
@@ -134,7 +135,7 @@ def said(entry: dict[str, Any]) -> str:
     )
     text = f"{marks} {entry['fault']:<26} {entry['seconds']:5.1f} s  {entry['got']['failure_class']} {where}"
     if not entry["counted"]:
-        return f"{text}  (does not count)"
+        return f"{text}  (no evidence yet: needs {entry['needs']})"
     return f"{text} {entry['confidence']:.2f}  (is: {wanted['classes'][0]} {right}){note}"
 
 
@@ -173,7 +174,9 @@ def inject(options: argparse.Namespace, faults: Sequence[catalog.Fault], chosen:
         lab.lab("down", timeout=120)
     order = {fault.id: number for number, fault in enumerate(faults)}
     runs.sort(key=lambda run: (order[run["fault"]], run["repeat"]))
-    settings = {"seed": options.seed, "repeat": options.repeat, "skew": options.skew, "slurm": slurm}
+    settings = {
+        "seed": options.seed, "repeat": options.repeat, "skew": options.skew, "slurm": slurm, "again": False,
+    }  # fmt: skip
     document = {"settings": settings, "runs": runs, "summary": report.summary(runs)}
     (KEEP / "runs.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     finish(options, document, {})
@@ -211,7 +214,7 @@ def minus(options: argparse.Namespace, chosen: Sequence[catalog.Fault]) -> int:
     everything = found.pop("all")
     finish(options, {**document, "runs": everything, "summary": report.summary(everything)}, found)
     if not options.only:
-        report.write(everything, catalog.load(), document["settings"], found)
+        report.write(everything, catalog.load(), {**document["settings"], "again": True}, found)
     return max(status(everything), *(int(report.summary(rows)["wrong_place_at_0.9"] > 0) for rows in found.values()))
 
 
