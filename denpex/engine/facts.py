@@ -187,6 +187,7 @@ def build(
     if not have_tasks:
         launchers.add_accused(events, ranks)
     launchers.read_torchrun(loose, ranks, job.nodes)
+    launchers.read_spawn(loose, ranks, {*job.nodes, *(node.name for node in snapshot.nodes)})
     loose = launchers.give_unmarked(snapshot, loose, ranks)
     launchers.note_workers(snapshot, step, loose, ranks)
     if not launched and not any(e.pattern in launchers.TORCHRUN for e in events):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ _MOST_TASKS = 32_768  # rank numbers beyond are no ranks
 TORCHRUN_TABLE = "torchelastic-failure-table"
 CLOSED = "ended-by-signal"  # "Sending process PID closing signal"
 TORCHRUN = (TORCHRUN_TABLE, "torchelastic-child-failed")
+_SPAWN = "mp-spawn-exited"
 # What an agent itself says when another agent is gone.
 _AGENTS = ("rendezvous-closed", "rendezvous-connection", "tcpstore-lost")
 # Slurm says these of a step or job that it ends; tasks whose end srun reports afterwards were ended by that.
@@ -64,6 +66,19 @@ def read_torchrun(loose: Iterable[Event], ranks: dict[int, Rank], nodes: Iterabl
             rank.swept = rank.signal in ENDING_SIGNALS and event.fields.get("pid") in closed
 
 
+def read_spawn(loose: Iterable[Event], ranks: dict[int, Rank], nodes: set[str]) -> None:
+    """Take which process torch.multiprocessing.spawn saw fail first: on one node its number is the rank's."""
+    found = [event for event in loose if event.pattern == _SPAWN]
+    number = natural(found[0].fields.get("local_rank", "")) if found else None
+    if number is None or number >= _MOST_TASKS or ranks or len(nodes) > 1:
+        return
+    event = found[0]
+    name, code = event.fields.get("signal", ""), natural(event.fields.get("code", ""))
+    by = signal.Signals[name].value if name in signal.Signals.__members__ else None
+    rank = ranks[number] = Rank(number, event.step, event.node, local_rank=number)
+    _ended(rank, code if by is None else None, by, event)
+
+
 def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], ranks: dict[int, Rank]) -> None:
     """Give the workers of a launcher (torchrun) what is known of its task: its GPUs, and that its output is here.
 
@@ -106,7 +121,7 @@ def give_unmarked(snapshot: Snapshot, loose: list[Event], ranks: dict[int, Rank]
             failed.setdefault(rank.node, []).append(rank)
     unmarked: dict[str | None, list[Event]] = {}
     for event in loose:
-        of_worker = event.role in (Role.ORIGIN, Role.CASCADE) and event.pattern not in (*TORCHRUN, *_AGENTS)
+        of_worker = event.role in (Role.ORIGIN, Role.CASCADE) and event.pattern not in (*TORCHRUN, _SPAWN, *_AGENTS)
         if of_worker and event.source is Source.TASK and event.rank is None and event.file in files:
             unmarked.setdefault(files[event.file], []).append(event)
     given: set[int] = set()

@@ -8,6 +8,7 @@ import pytest
 
 from denpex import library
 from denpex.diagnose import diagnose
+from denpex.ingest import load
 from denpex.model import Gpu, Scope, Stamp, StreamData, StreamInfo, StreamKind, TaskRecord
 from tests.unit import runs
 from tests.unit.runs import Run, closed, traceback, waited
@@ -97,6 +98,16 @@ def test_an_error_before_a_worker_joined_is_the_only_failed_workers(engine):
     second = error + CLOSING.format(73) + table("n2", [(2, 0, 1, 72), (3, 1, -15, 73)])
     v = engine(launched(["INFO loading\n", second]))
     assert named(v) == ("missing-python-module", 2)
+
+
+def test_the_process_that_spawn_saw_fail_first_has_the_unmarked_words(engine, tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text(
+        "../aten/src/ATen/native/cuda/NLLLoss2d.cu:103: nll_loss2d_forward_kernel: block: [3,0,0], thread: [226,0,0] "
+        "Assertion `t >= 0 && t < n_classes` failed.\n"
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGABRT\n"
+    )
+    assert named(engine(load([log]))) == ("index-out-of-range", 1)
 
 
 def test_an_unmarked_error_in_the_output_keeps_silence_from_meaning_anything(engine):
