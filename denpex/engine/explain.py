@@ -17,6 +17,12 @@ from denpex.gist import gist, without_source
 from denpex.hostlist import ranges
 from denpex.model import ClassDoc, Event, Fix, Place, Scope, Source
 
+# What is said of a rank that others waited for, and that said nothing itself.
+_ABSENT = {
+    MISSING: "it did not come to a collective that the others waited in",
+    "rendezvous-failure": "it did not join the process group that the others waited for",
+}
+
 
 def clause(event: Event, longest: int) -> str:
     """Return the telling line as a clause: no place in a library's source, no advice after it, no end mark."""
@@ -61,11 +67,17 @@ def _lead(finding: Finding) -> str:
     """Say what the origin shows, as one clause."""
     messages = [event for event in finding.cited if event.pattern not in OWN | {TORCHRUN_TABLE}]
     own = [event for event in messages if event.rank == finding.ranks[0].rank]
-    if finding.failure_class == MISSING and not own:
+    if finding.failure_class in _ABSENT and not own:
         stuck = next((e for e in finding.cited if e.pattern == TASK_STUCK), None)
-        return stuck.text.split(": ", 1)[-1] if stuck else "it did not come to a collective that the others waited in"
+        return stuck.text.split(": ", 1)[-1] if stuck else _ABSENT[finding.failure_class]
     of_class = [event for event in messages if event.failure_class == finding.failure_class]
-    told = own[:1] or of_class[:1] or [e for e in finding.cited if e not in messages][:1] or messages[:1]
+    told = (
+        [event for event in own if event in of_class][:1]
+        or of_class[:1]
+        or own[:1]
+        or [e for e in finding.cited if e not in messages][:1]
+        or messages[:1]
+    )
     if not told:
         return "nothing was heard of it any more"
     if finding.failure_class == OOM and told[0].source is not Source.TASK:
