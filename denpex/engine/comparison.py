@@ -51,6 +51,9 @@ def _weigh_left_over(scene: Scene, suspects: list[Suspect]) -> None:
         if rank.failed and not rank.told and (not rank.captured or rank.whole is False):
             reason = "it failed, its words are not here, and all others only complain of a peer"
             quiet[0].add(w.LEFT_OVER, reason, rank.exit_event, "unknown")
+        elif rank.exit_code == 0 and rank.end is None and not scene.waits:
+            reason = "torchrun lists every other worker of its node as failed: it ended with status 0 before them"
+            quiet[0].add(w.EARLY_EXIT, reason, scene.complaints[others[0].rank.rank][0], MISSING)
         elif (rank.told or rank.swept) and rank.captured and rank.whole is not False and not scene.waits:
             reason = "it was alive and silent when all others lost their connections"
             quiet[0].add(w.LEFT_OVER, reason, scene.complaints[others[0].rank.rank][0], "unknown")

@@ -95,6 +95,7 @@ def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], r
     tasks = {task.node: task for task in snapshot.tasks if task.step == step}
     if len(mixed) > 1 or marked & {info.name for infos in mixed.values() for info in infos}:
         _add_quiet(ranks, step, mixed)
+    tabled = {r.node for r in ranks.values() if r.exit_event is not None and r.exit_event.pattern == TORCHRUN_TABLE}
     for rank in ranks.values():
         infos = mixed.get(rank.node, [])
         if rank.recorded or not infos:
@@ -106,6 +107,8 @@ def note_workers(snapshot: Snapshot, step: str | None, loose: Iterable[Event], r
         rank.alive = latest([rank.alive, *(e.when for e in listed if e.file in names)])
         if marked & names and not unmarked & names:
             rank.captured, rank.whole = True, all(info.complete for info in infos)
+        if rank.node in tabled and rank.whole and not rank.end_known:
+            rank.end_known, rank.exit_code = True, 0  # the agent lists every worker that ended badly, and not this one
 
 
 def give_unmarked(snapshot: Snapshot, loose: list[Event], ranks: dict[int, Rank]) -> list[Event]:

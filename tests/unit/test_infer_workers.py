@@ -86,6 +86,12 @@ def test_a_worker_that_no_line_names_is_known_by_the_gap_in_the_numbers(engine):
     assert v.origin.node == "n2"
 
 
+def test_a_worker_that_its_agents_table_does_not_list_left_with_status_0(engine):
+    second = closed(2) + table("n2", [(2, 0, 1, 72)])
+    v = engine(launched([closed(0) + closed(1) + table("n1", [(0, 0, 1, 70), (1, 1, 1, 71)]), second]))
+    assert named(v) == ("collective-missing-rank", 3)
+
+
 def test_a_worker_that_is_ended_beside_one_that_failed_is_not_the_missing_one(engine):
     error = traceback(2, "torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
     second = error + CLOSING.format(73) + table("n2", [(2, 0, 1, 72), (3, 1, -15, 73)])
