@@ -94,7 +94,7 @@ def _by_rank(case: Case, weighing: Weighing) -> Finding | None:
     needed = 1 if best.failure_class in VAGUE - {"unknown"} else 0
     if best.failure_class in VAGUE and any(e.precedence >= needed for e in ending.usable(case, weighing)):
         return None  # a cause stands in the job's file, and how one rank ended does not say that it is another one
-    _spread(suspects, _unknown(case, best))
+    _spread(suspects, unknown_score(case, best))
     coverage = _coverage(case, suspects)
     if best.failure_class in _OF_NODE and any(
         e.source is Source.KERNEL and e.failure_class == best.failure_class for e in best.cited
@@ -126,8 +126,8 @@ def _spread(suspects: Sequence[Suspect], unknown: float) -> None:
             s.probability = math.exp(score - top) / total / len(members)
 
 
-def _unknown(case: Case, best: Suspect) -> float:
-    """Return the score of "a rank that is not known"."""
+def unknown_score(case: Case, best: Suspect) -> float:
+    """Return the score, in nats, of "a rank that is not known" beside the best suspect's."""
     unheard = case.world - sum(1 for r in case.ranks.values() if r.heard or r.dumped or (r.end_known and r.recorded))
     unheard += sum(1 for r in case.ranks.values() if r.recorded and not r.heard and r.failed and r is not best.rank)
     if unheard <= 0:

@@ -7,10 +7,13 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from denpex.engine import infer, verdict
+from denpex.engine.facts import Case
 from denpex.model import Job, Step
 from denpex.worker import Diagnosis
 
@@ -52,6 +55,13 @@ class Again:
                 take_away(spool, kind, keep.name)
             bundles = sorted(path for path in spool.glob("*/*") if path.is_dir())
             return self._diagnosis(_job(keep), bundles, ()).to_json()
+
+    def case(self, keep: Path, minus: Sequence[str]) -> tuple[Case, Callable[[], dict[str, Any]]]:
+        """Return the case that the engine weighs on that run, and what weighs it anew and returns the document."""
+        with mock.patch.object(verdict, "verdict", wraps=verdict.verdict) as seen:
+            self(keep, minus)
+        case, _, *rest = seen.call_args.args
+        return case, lambda: verdict.verdict(case, infer.infer(case), *rest).to_json()
 
 
 def _job(keep: Path) -> Job:

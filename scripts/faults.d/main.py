@@ -6,6 +6,8 @@
   scripts/faults run --repeat 3 --skew    each three times, with node clocks that are 45 s and 3 s off
   scripts/faults run --minus fr,exit,log:1   runs no job: diagnoses the kept runs again without that evidence, each
                                           alone and all together
+  scripts/faults fit --minus fr,exit,log:1   runs no job: fits the evidence weights to the kept runs, measures them on
+                                          each kind of fault while it is left out; writes docs/weights.md
 
 The runs' evidence is kept in .faults/ of the checkout, until the next run. Needs root, as scripts/lab does. Ends with
 status 1 where somebody innocent is named at a confidence of 0.9 or more, or less is right than LEAST says.
@@ -19,7 +21,7 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import Any
 import again
 import attempt
 import catalog
+import fit
 import judge
 import lab
 import report
@@ -46,11 +49,14 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("list", help="list the faults")
     run = verbs.add_parser("run", help="inject faults and judge the verdicts")
-    run.add_argument("--only", default="", metavar="NAME,...", help="these faults only")
+    weigh = verbs.add_parser("fit", help="fit the evidence weights to the kept runs")
+    for verb in (run, weigh):
+        verb.add_argument("--only", default="", metavar="NAME,...", help="these faults only")
+        verb.add_argument("--minus", default="", metavar="KIND,...", help=f"of {', '.join(again.KINDS)} (log:N)")
+    weigh.add_argument("--hold", type=float, default=0.5, help="how far weights may move: standard deviation in nats")
     run.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of each fault")
     run.add_argument("--seed", type=int, default=1, help="draws ranks, steps, launchers and noise")
     run.add_argument("--skew", action="store_true", help="node clocks that are off")
-    run.add_argument("--minus", default="", metavar="KIND,...", help=f"of {', '.join(again.KINDS)} (log:N)")
     run.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     try:
@@ -59,6 +65,8 @@ def main() -> int:
             print(listing(faults))
             return 0
         chosen = select(faults, options.only)
+        if options.verb == "fit":
+            return fit_weights(options, chosen)
         if options.minus:
             return minus(options, chosen)
         return inject(options, faults, chosen)
@@ -185,37 +193,93 @@ def inject(options: argparse.Namespace, faults: Sequence[catalog.Fault], chosen:
     return status(runs)
 
 
+class Kept:
+    """The runs that are kept, and what may be taken away from each."""
+
+    def __init__(self, chosen: Sequence[catalog.Fault], minus: str) -> None:
+        """Read the list; raises ValueError where no runs are kept or ``minus`` names unknown evidence."""
+        path = KEEP / "runs.json"
+        if not path.exists():
+            raise ValueError("no runs are kept here; 'scripts/faults run' makes them")
+        self.document = json.loads(path.read_text(encoding="utf-8"))
+        self._by_id = {fault.id: fault for fault in chosen}
+        self.runs = [
+            run for run in self.document["runs"] if run["fault"] in self._by_id and run["got"]["failure_class"]
+        ]
+        asked = again.kinds(minus)
+        self.sets: dict[str, list[str]] = {"all": [], **{f"without {kind}": [kind] for kind in asked}}
+        if len(asked) > 1:
+            self.sets["without " + " ".join(asked)] = asked
+
+    def plan(self, run: dict[str, Any]) -> catalog.Plan:
+        """Return a run's plan."""
+        made = catalog.plan(self._by_id[run["fault"]], run["repeat"], self.document["settings"]["seed"])
+        return replace(made, rank=run["expected"]["rank"])
+
+    def placed(self, plan: catalog.Plan) -> dict[int, dict[str, Any]]:
+        """Return where a run's ranks were."""
+        text = (KEEP / plan.key / "placed.json").read_text(encoding="utf-8")
+        return {int(rank): place for rank, place in json.loads(text).items()}
+
+    def judged(self, run: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
+        """Return a run's JSON object with another verdict."""
+        plan = self.plan(run)
+        placed = self.placed(plan)
+        made = row(attempt.Run(plan, run["job"], verdict, placed, 0.0), judge.judge(plan, placed, verdict), {})
+        return made | {"baselines": run["baselines"]}
+
+
+def shown(listed: Sequence[Any], quiet: bool) -> Iterator[Any]:
+    """Yield what is listed, and show on a terminal how far it is."""
+    for number, one in enumerate(listed):
+        if not quiet and sys.stderr.isatty():
+            print(f"\r{number}/{len(listed)} ", end="", file=sys.stderr)
+        yield one
+
+
 def minus(options: argparse.Namespace, chosen: Sequence[catalog.Fault]) -> int:
     """Diagnose the kept runs again with all evidence, without each kind, and without all of the kinds."""
-    path = KEEP / "runs.json"
-    if not path.exists():
-        raise ValueError("no runs are kept here; 'scripts/faults run' makes them")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    by_id = {fault.id: fault for fault in chosen}
-    kept = [run for run in document["runs"] if run["fault"] in by_id and run["got"]["failure_class"]]
-    asked = again.kinds(options.minus)
-    sets = {"all": [], **{f"without {kind}": [kind] for kind in asked}}
-    if len(asked) > 1:
-        sets["without " + " ".join(asked)] = asked
+    kept = Kept(chosen, options.minus)
     diagnose = again.Again()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sets}
-    for number, run in enumerate(kept):
-        if not options.json and sys.stderr.isatty():
-            print(f"\r{number}/{len(kept)} ", end="", file=sys.stderr)
-        fault = by_id[run["fault"]]
-        plan = replace(catalog.plan(fault, run["repeat"], document["settings"]["seed"]), rank=run["expected"]["rank"])
-        keep = KEEP / plan.key
-        placed = {int(rank): place for rank, place in json.loads((keep / "placed.json").read_text()).items()}
-        for name, kinds in sets.items():
-            verdict = diagnose(keep, kinds)
-            judged = judge.judge(plan, placed, verdict)
-            again_run = attempt.Run(plan, run["job"], verdict, placed, 0.0)
-            found[name].append(row(again_run, judged, {}) | {"baselines": run["baselines"]})
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in kept.sets}
+    for run in shown(kept.runs, options.json):
+        for name, kinds in kept.sets.items():
+            found[name].append(kept.judged(run, diagnose(KEEP / kept.plan(run).key, kinds)))
     everything = found.pop("all")
-    finish(options, {**document, "runs": everything, "summary": report.summary(everything)}, found)
+    finish(options, {**kept.document, "runs": everything, "summary": report.summary(everything)}, found)
     if not options.only:
-        report.write(everything, catalog.load(), {**document["settings"], "again": True}, found)
+        report.write(everything, catalog.load(), {**kept.document["settings"], "again": True}, found)
     return max(status(everything), *(int(report.summary(rows)["wrong_place_at_0.9"] > 0) for rows in found.values()))
+
+
+def fit_weights(options: argparse.Namespace, chosen: Sequence[catalog.Fault]) -> int:
+    """Fit the evidence weights to the kept runs, and judge each kind of fault with the weights that the others give."""
+    kept = Kept(chosen, options.minus)
+    diagnose = again.Again()
+    samples: list[fit.Sample] = []
+    cases: list[tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = []
+    for run in shown([run for run in kept.runs if run["counted"]], quiet=False):
+        for name, kinds in kept.sets.items():
+            case, weigh = diagnose.case(KEEP / kept.plan(run).key, kinds)
+            cases.append((name, run, weigh))
+            one_rank = run["expected"]["origin"] in ("rank", "gpu")
+            made = fit.sample(run["fault"], case, run["expected"]["rank"] if one_rank else None)
+            # Where nobody, a node or the whole job is the origin, other rules than the weights decide.
+            samples += [made] if made is not None and one_rank else []
+    stands = {name: [kept.judged(run, weigh()) for of, run, weigh in cases if of == name] for name in kept.sets}
+    fitted: dict[str, list[dict[str, Any]]] = {name: [] for name in kept.sets}
+    for kind in shown(sorted({run["fault"] for _, run, _ in cases}), quiet=False):
+        values = fit.fit([one for one in samples if one.kind != kind], options.hold)
+        with fit.weights(fit.rounded(values)):
+            for name, run, weigh in cases:
+                if run["fault"] == kind:
+                    fitted[name].append(kept.judged(run, weigh()))
+    everywhere = fit.rounded(fit.fit(samples, options.hold))
+    page = report.weights(stands, fitted, fit.standing(), everywhere, fit.used(samples), kept.document["settings"])
+    print(page)
+    if not options.only:
+        (report.DOCS / "weights.md").write_text(page, encoding="utf-8")
+    return 0
 
 
 def status(runs: Sequence[dict[str, Any]]) -> int:

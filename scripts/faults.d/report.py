@@ -18,6 +18,21 @@ Row = dict[str, Any]
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = Path(__file__).with_name("accuracy.md.j2")
 _BINS = 5
+WEIGHTS = """# The evidence weights, fitted and measured
+
+Written by `scripts/faults fit` on {day}, revision {revision}; every number comes from that command. The runs are the
+matrix's (seed {settings[seed]}, {settings[repeat]} run(s) of each fault), diagnosed again with all evidence and without
+parts of it.
+
+Right, with the weights that stand in `denpex/engine/weights.py`, and with weights that were fitted to all *other* kinds
+of fault and never saw the kind that they are judged on:
+
+{right}
+
+Weights in nats; none moves far where few kinds of fault say anything of it.
+
+{weights}
+"""
 
 
 def summary(runs: Sequence[Row]) -> dict[str, Any]:
@@ -148,6 +163,30 @@ def by_evidence(runs: Sequence[Row], less: dict[str, list[Row]]) -> str:
     """Return the figures with all evidence, and without each kind."""
     listed = [{**run, "evidence": name} for name, rows in {"all": runs, **less}.items() for run in rows]
     return by(listed, "evidence", lambda run: str(run["evidence"]))
+
+
+def weights(
+    stands: dict[str, list[Row]],
+    fitted: dict[str, list[Row]],
+    values: dict[str, float],
+    fit: dict[str, float],
+    used: dict[str, int],
+    settings: dict[str, Any],
+) -> str:
+    """Return docs/weights.md: how right the standing weights are, and those fitted to other kinds, and the weights."""
+    of = {f"{name}: as they stand": rows for name, rows in stands.items()}
+    of |= {f"{name}: fitted to the other kinds": rows for name, rows in fitted.items()}
+    listed = [{**run, "evidence": name} for name, rows in of.items() for run in rows]
+    return WEIGHTS.format(
+        day=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        revision=_revision(),
+        settings=settings,
+        right=by(listed, "evidence: weights", lambda run: str(run["evidence"])),
+        weights=table(
+            ("weight", "stands", "fitted to all kinds", "kinds of fault that use it"),
+            ((name, values[name], fit[name], used[name]) for name in values),
+        ),
+    )
 
 
 def _each(runs: Sequence[Row], faults: Sequence[Fault]) -> str:

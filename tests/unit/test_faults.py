@@ -6,13 +6,21 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from denpex import library
+from denpex.diagnose import diagnose
+from denpex.engine import evidence
+from denpex.engine import verdict as verdicts
+from tests.unit import scenes
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "faults.d"
 sys.path.insert(0, str(FOLDER))
 
 import again  # noqa: E402 - the command's own modules, as it finds them
 import catalog  # noqa: E402
+import fit  # noqa: E402
 import judge  # noqa: E402
 import report  # noqa: E402
 
@@ -145,3 +153,35 @@ def test_the_figures():
     assert (s["runs"], s["counted_runs"], s["origin_right"], s["class_right"]) == (5, 4, 0.5, 0.5)
     assert (s["wrong_place"], s["wrong_place_at_0.9"]) == (1, 1)
     assert s["brier"] == pytest.approx((0.1**2 + 0.8**2 + 0.95**2) / 3, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def weighed():
+    """Return a case of the engine: rank 2 raised, the others lost it."""
+    seen = []
+    patterns = library.load()
+    with pytest.MonkeyPatch.context() as patch:
+        real = verdicts.verdict
+        patch.setattr(verdicts, "verdict", lambda case, *rest: (seen.append(case), real(case, *rest))[1])
+        diagnose(scenes.exception(2).snapshot(), patterns, library.matcher(patterns))
+    return seen[0]
+
+
+def test_a_sample_is_the_engines_own_score(weighed):
+    made = fit.sample("exception", weighed, 2)
+    values = np.array(list(fit.standing().values()))
+    engine = sorted({s.score for s in evidence.weigh(weighed).suspects})
+    assert sorted((made.rest + made.terms @ values)[:-1]) == pytest.approx(engine)
+    assert made.truth == int(np.argmax(made.rest + made.terms @ values))
+    with fit.weights({"ORIGIN_GENERIC": 0.5}):
+        assert max(s.score for s in evidence.weigh(weighed).suspects) < max(engine)
+    assert fit.sample("exception", weighed, 99) is None
+
+
+def test_a_fit_takes_the_truth_and_keeps_near_what_stands(weighed):
+    wrong = fit.sample("exception", weighed, 1)
+    start = np.array(list(fit.standing().values()))
+    near, far = (fit.fit([wrong] * 20, hold) for hold in (0.01, 2.0))
+    assert abs(near - start).max() < abs(far - start).max()
+    assert fit.loss([wrong], far)[0] < fit.loss([wrong], start)[0]
+    assert all(np.sign(far[start != 0]) == np.sign(start[start != 0]))
