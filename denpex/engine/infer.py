@@ -27,6 +27,8 @@ from denpex.taxonomy import CATEGORY_OF
 
 # Faults of parts that all ranks of a node share.
 _OF_NODE = frozenset({"ib-link-down", "nic-hardware-fault", "nvswitch-fault", "fabric-manager-not-running"})
+# Where ranks wait for one that does not come, by the class of their complaints.
+_WAITED = {MISSING: "in a collective", "rendezvous-failure": "for all to join the process group"}
 # A list of ranks is worth making up to this world size.
 _MOST_LISTED = 100_000
 
@@ -232,16 +234,11 @@ def _without_rank(case: Case, weighing: Weighing) -> Finding:
     cancelled = ending.step_cancelled(case)
     if cancelled is not None:
         return cancelled
-    waits = [e for e in case.events if e.role is Role.CASCADE and e.failure_class == MISSING]
-    if waits:
-        return Finding(
-            MISSING,
-            Scope.UNKNOWN,
-            0.5,
-            "Ranks waited in vain in a collective; the rank that did not come is not visible here.",
-            cited=tuple(waits[:3]),
-            first=waits[0].when,
-        )
+    for name, where in _WAITED.items():
+        waits = [e for e in case.events if e.role is Role.CASCADE and e.failure_class == name]
+        if waits:
+            why = f"Ranks waited in vain {where}; the rank that did not come is not visible here."
+            return Finding(name, Scope.UNKNOWN, 0.5, why, cited=tuple(waits[:3]), first=waits[0].when)
     return _unknown_cause(case)
 
 

@@ -180,6 +180,20 @@ def test_ranks_that_wait_in_the_store_for_one_that_does_not_join(engine):
     assert named(engine(run.snapshot())) == ("rendezvous-failure", 2)
 
 
+def test_of_two_silent_ranks_none_is_accused_but_what_the_others_waited_for_is_said(engine):
+    run = Run(skew=SKEWED)
+    for rank in (1, 2):
+        text = "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//cpu//0/0"
+        run.say(rank, 7.0 + 0.01 * rank, traceback(rank, text))
+        run.ends(rank, 7.5 + 0.1 * rank, code=1)
+    for rank in (0, 3):
+        run.tasks[rank].told = [(7.7, 15)]
+        run.ends(rank, 7.8, signal=15)
+    v = engine(run.snapshot())
+    assert named(v) == ("rendezvous-failure", None)
+    assert "join the process group" in v.summary
+
+
 def test_ranks_that_cannot_reach_the_store_wait_for_the_one_that_serves_it(engine):
     run = Run(skew=SKEWED)
     run.say(0, 1.2, "INFO loading the tokenizer")
