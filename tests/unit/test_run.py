@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import struct
@@ -557,11 +558,12 @@ def test_the_usage_is_shown_for_what_is_not_understood(tmp_path: Path) -> None:
     assert outside(tmp_path, "--help").stdout.startswith("usage: denpex run")
 
 
-def test_the_start_costs_less_than_60_ms(node: Node) -> None:
+def test_the_start_costs_less_than_60_ms_of_processor_time(node: Node) -> None:
     def once(words: list[str]) -> float:
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(words, env=node.environment, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     plain = min(once(["/bin/true"]) for _ in range(5))
     # One undisturbed start is enough: other work on the machine only adds.
