@@ -2,102 +2,124 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
+from denpex import parallel
 from denpex.engine import facts, flight, infer, records, timeline, verdict
 from denpex.engine.clock import Clocks
 from denpex.engine.match import Matcher
 from denpex.engine.progress import PACED, Key, Progress, natural
 from denpex.errors import InputError
-from denpex.model import Event, Gap, Library, Match, Record, Role, Snapshot, StreamSource, Verdict
+from denpex.model import Event, Gap, KernelRecord, Library, Match, Record, Role, Snapshot, StreamSource, Verdict
 
 # Of one pattern in one stream the first and the last so many are kept: a loop that prints an error is one fact.
 _MOST_ALIKE = 64
+# The numbers of one stream's events begin so far after those of the stream before: no stream has as many.
+_APART = 1 << 32
 
 
 def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
     """Return the verdict on one run.
 
-    One stream is in memory at a time; what is kept of it is its events, and of its progress how far it went.
+    One stream is in memory at a time (of each process that helps); what is kept of it is its events, and of its
+    progress how far it went.
     """
     clocks = Clocks(snapshot.clock, snapshot.nodes)
     node_of = timeline.nodes_of_ranks(snapshot)
-    seen = _Seen(clocks, node_of)
     account = facts.flown(snapshot)
     nodes = {node.name for node in snapshot.nodes}
-    gaps: list[Gap] = []
-    seen.take(matcher.match(records.from_kernel(snapshot.kernel)))
-    for source in snapshot.streams:
-        found = _records(source, matcher, gaps)
-        seen.hear(found)
-        seen.take(matcher.match(found))
+    listener = _Listener(matcher, clocks, node_of)
+    heard = [listener.kernel(snapshot.kernel)]
+    heard += parallel.each(listener.stream, list(enumerate(snapshot.streams, start=1)))
+    progress: dict[Key, Progress] = {}
+    for one in heard:
+        for key, seen in one.progress.items():
+            progress.setdefault(key, Progress()).join(seen)
     events = timeline.ordered(
-        [*facts.task_events(snapshot, clocks), *flight.events(account, clocks, node_of, nodes), *seen.events()]
+        [
+            *facts.task_events(snapshot, clocks),
+            *flight.events(account, clocks, node_of, nodes),
+            *(event for one in heard for event in one.events),
+        ]
     )
-    case = facts.build(snapshot, events, seen.progress, clocks, account)
+    case = facts.build(snapshot, events, progress, clocks, account)
+    gaps = (gap for one in heard for gap in one.gaps)
     snapshot = replace(snapshot, gaps=(*snapshot.gaps, *account.gaps, *gaps))
     return verdict.verdict(case, infer.infer(case), snapshot, library, clocks)
 
 
-def _records(source: StreamSource, matcher: Matcher, gaps: list[Gap]) -> list[Record]:
-    try:
-        data = source.load()
-        if data.fault:
-            gaps.append(Gap(f"the rest could not be read: {data.fault}", source.info.name, "a whole copy of the file"))
-        return records.split(source.info, data, matcher.find)
-    except InputError as error:
-        gaps.append(Gap(str(error), source.info.name, "a spool that is not removed before the diagnosis"))
-        return []
+@dataclass
+class _Heard:
+    """What is kept of one stream."""
+
+    events: list[Event] = field(default_factory=list)
+    progress: dict[Key, Progress] = field(default_factory=dict)
+    gaps: list[Gap] = field(default_factory=list)
+
+    def of(self, key: Key) -> Progress:
+        """Return the progress of one rank, to be added to."""
+        return self.progress.setdefault(key, Progress())
 
 
-class _Seen:
-    """What is kept of the streams that were read."""
+class _Listener:
+    """Reads streams."""
 
-    def __init__(self, clocks: Clocks, node_of: timeline.NodeOf) -> None:
-        self._clocks = clocks
-        self._node_of = node_of
-        self._number = itertools.count()
-        self._events: list[Event] = []
-        self.progress: dict[Key, Progress] = {}
+    def __init__(self, matcher: Matcher, clocks: Clocks, node_of: timeline.NodeOf) -> None:
+        self._matcher, self._clocks, self._node_of = matcher, clocks, node_of
 
-    def events(self) -> list[Event]:
-        """Return every event that was kept."""
-        return self._events
+    def kernel(self, messages: Sequence[KernelRecord]) -> _Heard:
+        """Return what kernels said; they come before all streams."""
+        heard = _Heard()
+        self._take(heard, records.from_kernel(messages), 0)
+        return heard
 
-    def hear(self, found: list[Record]) -> None:
-        """Note when each rank of a stream last said anything."""
+    def stream(self, numbered: tuple[int, StreamSource]) -> _Heard:
+        """Return what the stream with this number holds."""
+        number, source = numbered
+        heard = _Heard()
+        found = self._records(source, heard.gaps)
+        # When each rank last said anything.
         last: dict[Key, Record] = {(record.step, record.rank): record for record in found if record.stamp is not None}
         for key, record in last.items():
             node = record.node or (self._node_of.get((record.step, record.rank)) if record.rank is not None else None)
-            self._of(key).heard(self._clocks.instant(node, record.stamp))
+            heard.of(key).heard(self._clocks.instant(node, record.stamp))
+        self._take(heard, found, number * _APART)
+        return heard
 
-    def _of(self, key: Key) -> Progress:
-        return self.progress.setdefault(key, Progress())
+    def _records(self, source: StreamSource, gaps: list[Gap]) -> list[Record]:
+        name = source.info.name
+        try:
+            data = source.load()
+            if data.fault:
+                gaps.append(Gap(f"the rest could not be read: {data.fault}", name, "a whole copy of the file"))
+            return records.split(source.info, data, self._matcher.find)
+        except InputError as error:
+            gaps.append(Gap(str(error), name, "a spool that is not removed before the diagnosis"))
+            return []
 
-    def take(self, matches: Iterable[Match]) -> None:
-        """Keep one stream's matches as events, and of its progress lines how far they went."""
+    def _take(self, heard: _Heard, found: list[Record], first: int) -> None:
+        """Keep matches as events, numbered from ``first``, and of progress lines how far they went."""
         kept: dict[tuple[str, int | None], _Alike] = {}
-        for match in matches:
+        for number, match in enumerate(self._matcher.match(found), first):
             key = (match.pattern.id, match.record.rank)
             if key not in kept:
                 # Of progress only the end counts.
                 kept[key] = (
                     _Alike(0, PACED) if match.pattern.role is Role.PROGRESS else _Alike(_MOST_ALIKE, _MOST_ALIKE)
                 )
-            kept[key].add(next(self._number), match)
+            kept[key].add(number, match)
         for alike in kept.values():
             for number, match in alike.ends():
                 event = timeline.event(match, self._clocks, number, self._node_of)
                 if event.role is Role.PROGRESS:
                     step = natural(event.fields.get("step", ""))
-                    self._of((event.step, event.rank)).add(step, event.when, event.file, event.sequence)
+                    heard.of((event.step, event.rank)).add(step, event.when, event.file, event.sequence)
                 else:
-                    self._events.append(event)
+                    heard.events.append(event)
             if alike.passed_over and match.pattern.role is Role.PROGRESS:
-                self._of((match.record.step, match.record.rank)).count += alike.passed_over
+                heard.of((match.record.step, match.record.rank)).count += alike.passed_over
 
 
 class _Alike:

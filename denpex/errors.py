@@ -30,6 +30,10 @@ class SlurmError(DenpexError):
     """A Slurm command that failed, timed out or printed what cannot be understood."""
 
 
+class EngineError(DenpexError):
+    """A diagnosis that failed, was lost or took too long."""
+
+
 class StoreError(DenpexError):
     """The verdict database cannot be opened, read or written."""
 

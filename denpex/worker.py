@@ -10,27 +10,22 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from denpex import answerfiles, library, queuefile, slurm
-from denpex import diagnose as pipeline
+from denpex import answerfiles, queuefile, slurm
 from denpex.config import Config
 from denpex.engine import plain
 from denpex.errors import ServiceError, SpoolError, StoreError
-from denpex.ingest import spool
-from denpex.model import Gap, Job, Verdict
+from denpex.model import Job, Verdict
 from denpex.store import Reader, Store
+from denpex.worker_engine import Diagnose
 from denpex.worker_late import KEEP_S, Late, LateRuns
 from denpex.worker_nodes import Collect, Gathering, Lanes
 from denpex.worker_run import START_PATIENCE_S, STEPS_S, Key, Run, again, begun
 from denpex.worker_sweep import Sweep
-
-Diagnose = Callable[[Job, list[Path], tuple[Gap, ...]], Verdict]
-"""Diagnoses one run: (what the scheduler says, its nodes' directories, what else is missing)."""
 
 _POLL_S = 0.2
 _BUSY_POLL_S = 0.1
@@ -48,23 +43,6 @@ def say(text: str) -> None:
     line = "".join(c if c.isprintable() else "?" for c in text)
     sys.stderr.write(f"denpex worker: {line}\n")
     sys.stderr.flush()
-
-
-class Diagnosis:
-    """The whole diagnosis of one run from its nodes' directories; raises PatternError where it cannot begin."""
-
-    def __init__(self) -> None:
-        self._library = library.load()
-        self._matcher = library.matcher(self._library)
-
-    def __call__(self, job: Job, bundles: list[Path], gaps: tuple[Gap, ...]) -> Verdict:
-        """Diagnose one run; raises DenpexError."""
-        snapshot = spool.read(bundles, job)
-        snapshot = replace(snapshot, gaps=(*gaps, *snapshot.gaps))
-        verdict = pipeline.diagnose(snapshot, self._library, self._matcher)
-        # Which run it is, the scheduler alone says.
-        same = replace(verdict.job, cluster=job.cluster, job_id=job.job_id, start=job.start, end=job.end)
-        return replace(verdict, job=same)
 
 
 class Worker:

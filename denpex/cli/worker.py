@@ -14,6 +14,7 @@ from pathlib import Path
 from denpex import config, service, slurm, sntp, worker
 from denpex.errors import ServiceError, SlurmError, SpoolError
 from denpex.store import Store
+from denpex.worker_engine import Engine
 from denpex.worker_nodes import collector
 
 
@@ -50,7 +51,9 @@ def serve(configuration: config.Config, *, once: bool) -> None:
             raise ServiceError(f"another worker already works on {configuration.state_dir}; end it first") from None
         store = Store(configuration.database)
         stack.callback(store.close)
-        work = worker.Worker(configuration, store, collector(configuration), worker.Diagnosis())
+        engine = Engine()
+        stack.callback(engine.close)
+        work = worker.Worker(configuration, store, collector(configuration), engine)
         stack.callback(work.close)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: work.interrupt())

@@ -53,6 +53,18 @@ class Progress:
         if when is not None and (self.output is None or when.local_ns > self.output.local_ns):
             self.output = when
 
+    def join(self, later: Progress) -> None:
+        """Take what was seen of the same rank in streams that come after this one's."""
+        for file, sequence in later.last.items():
+            self.last[file] = max(sequence, self.last.get(file, -1))
+        self.count += later.count
+        if later.step is not None:
+            self.step = later.step if self.step is None else max(self.step, later.step)
+        self.recent.extend(later.recent)
+        self.when = _later(self.when, later.when)
+        self.settled = _later(self.settled, later.settled)
+        self.heard(later.output)
+
     def followed(self, event: Event, end: Instant | None) -> bool:
         """Tell whether the rank certainly made progress after an event: by place in one stream, else by time."""
         if event.file in self.last:
@@ -69,6 +81,12 @@ class Progress:
         if len(self.recent) < 3 or self.recent[0].clock != self.recent[-1].clock:
             return None
         return (self.recent[-1].local_ns - self.recent[0].local_ns) // (len(self.recent) - 1)
+
+
+def _later(one: Instant | None, other: Instant | None) -> Instant | None:
+    if one is None or other is None:
+        return one or other
+    return other if other.local_ns >= one.local_ns else one
 
 
 def latest(moments: Iterable[Instant | None]) -> Instant | None:

@@ -15,7 +15,7 @@ from unittest import mock
 from denpex.engine import infer, verdict
 from denpex.engine.facts import Case
 from denpex.model import Job, Step
-from denpex.worker import Diagnosis
+from denpex.worker_engine import Diagnosis
 
 KINDS = {
     "fr": "flight-recorder dumps",

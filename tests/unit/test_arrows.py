@@ -18,6 +18,7 @@ ALLOWED = {
     "resources": set(),
     "taxonomy": {"model"},
     "gist": set(),
+    "parallel": set(),
     "hostlist": {"errors"},
     "jobid": {"errors"},
     "times": {"errors"},
