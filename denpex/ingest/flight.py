@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from denpex.errors import InputError
@@ -27,6 +27,7 @@ _LAST_OF_GROUP = 8
 _MOST_GROUPS = 128
 _MOST_ENTRIES = 100_000
 _MOST_RANKS = 1 << 20
+_MOST_MEMBERS = 1 << 17
 
 _NAMED = re.compile(
     r"(?:nccl_trace|comm_lib_trace|fr_trace)[._-]?(?:rank[._-]?)?\d{1,6}(?:\.(?:json|pickle|pkl|pt|bin))?(?:\.gz)?$"
@@ -37,6 +38,8 @@ _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _OWN = (b"pg_config", b"pg_status", b"collective_seq_id", b"nccl_comm_state")
 _PEER = re.compile(r"\w+:(send|recv)\b")
 _COALESCED = ":coalesced"
+# An entry that is read half would differ from all other ranks' and accuse its own.
+_DAMAGED = "its entries are damaged"
 # All ranks of a group must give these alike many elements of one type; of others (all_to_all, lists) they may differ.
 _SAME_SIZE = re.compile(r"all_?reduce(_coalesced)?|broadcast|reduce|_all_?gather_base|_reduce_scatter_base")
 
@@ -109,9 +112,10 @@ def _digest(
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for entry in entries:
         groups.setdefault(_group_of(entry), []).append(entry)
-    members = {name: ranks for name, _, ranks in _configured(found.get("pg_config"))}
-    for name, desc, _ in _configured(found.get("pg_config")):
+    members: dict[str, tuple[int, ...]] = {}
+    for name, desc, ranks in _configured(found.get("pg_config")):
         groups.setdefault((name, desc), [])
+        members[name] = ranks
     if len(groups) > _MOST_GROUPS:
         raise ValueError(f"it has more than {_MOST_GROUPS} process groups")
     oldest = entries[-_LAST:][0] if entries else {}
@@ -137,8 +141,15 @@ _TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_comp
 
 def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     group = entry.get("process_group")
-    words = [str(word)[:256] for word in group[:2]] if isinstance(group, (list, tuple)) else []
-    return (words[0], words[1]) if len(words) == 2 else (str(entry.get("pg_id"))[:20], "")
+    words = [_word(word, 256) for word in group[:2]] if isinstance(group, (list, tuple)) else []
+    return (words[0], words[1]) if len(words) == 2 else (_word(entry.get("pg_id"), 20), "")
+
+
+def _word(value: Any, limit: int) -> str:
+    """Return a name or number as text. Raises ValueError for a list: a pickle's may hold itself many times."""
+    if value is not None and not isinstance(value, (str, int)):
+        raise ValueError(_DAMAGED)
+    return str(value)[:limit]
 
 
 def _configured(config: Any) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -150,10 +161,14 @@ def _configured(config: Any) -> Iterator[tuple[str, str, tuple[int, ...]]]:
             if isinstance(ranks, str):
                 ranks = [int(word) for word in re.findall(r"\d{1,7}", ranks[: 1 << 20])]
             whole = isinstance(ranks, (list, tuple)) and all(isinstance(r, int) for r in ranks)
+            if whole and len(ranks) > _MOST_MEMBERS:
+                raise ValueError(f"it has a group of more than {_MOST_MEMBERS} ranks")
             yield name, text(group, "desc", 256), tuple(ranks) if whole and ranks else ()
 
 
 def _operation(entry: Mapping[str, Any]) -> str:
+    if not isinstance(entry.get("profiling_name", ""), str):
+        raise ValueError(_DAMAGED)
     return text(entry, "profiling_name", 256)
 
 
@@ -214,12 +229,20 @@ def _call(seq: int, entries: list[Mapping[str, Any]]) -> FlightCall:
 def _signature(entry: Mapping[str, Any]) -> str:
     name = _operation(entry).partition(":")[2] or _operation(entry)
     types, sizes = entry.get("input_dtypes"), entry.get("input_sizes")
-    if not _SAME_SIZE.fullmatch(name) or not isinstance(sizes, (list, tuple)):
+    if not _SAME_SIZE.fullmatch(name) or sizes is None:
         return name
-    kind = str(types[0])[:32] if isinstance(types, (list, tuple)) and types else "?"
-    return f"{name} {kind}[{sum(map(_elements, sizes[:4096]))}]"
+    kind = _word(_listed(types)[0], 32) if types else "?"
+    return f"{name} {kind}[{sum(map(_elements, _listed(sizes)[:4096]))}]"
 
 
 def _elements(size: Any) -> int:
-    plain = isinstance(size, (list, tuple)) and all(isinstance(n, int) and abs(n) < 1 << 48 for n in size[:16])
-    return math.prod(size[:16]) if plain else 0
+    numbers = _listed(size)[:16]
+    if not all(isinstance(n, int) and abs(n) < 1 << 48 for n in numbers):
+        raise ValueError(_DAMAGED)
+    return math.prod(numbers)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(_DAMAGED)
+    return value

@@ -80,19 +80,29 @@ def _source(path: Path) -> Blob | Tree:
     if str(path) == "-":
         blocks = iter(lambda: _standard_input().read(1 << 20), b"")
         blob: Blob = MemoryBlob("stdin", Content(*packed.bounded(blocks, MAX_FILE)))
-    elif path.is_dir():
+    elif _is_directory(path):
         return walk(path)
-    elif not os.path.lexists(path):
-        raise InputError(f"there is no file or directory {display(str(path))}")
     else:
         blob = GivenBlob(path, display(path.name))
     return archive.members(blob) if archive.is_tar(blob.head(1024)) else blob
+
+
+def _is_directory(path: Path) -> bool:
+    """Tell whether a name is a directory's; raises InputError where there is nothing, or nothing can be known."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"there is no file or directory {display(str(path))}") from None
+    except OSError as error:
+        raise InputError(f"{display(str(path))} cannot be read: {error.strerror}") from error
+    return os.path.isdir(path)  # noqa: PTH112 - a Path raises where a link leads to what may not be seen
 
 
 def _spooled(tree: Tree, job_id: str | None) -> tuple[Snapshot, Tree]:
     """Read the run directories in a tree; return what they say and the files that belong to none."""
     roots = [path[: -len(contract.META)].rstrip("/") for path in tree.blobs if _is_meta(path)]
     runs: dict[tuple[str, str], list[tuple[str, Reader]]] = {}
+    broken: list[Gap] = []
     for root in roots:
         files = _own(tree.below(root))
         reader = Reader("", files)
@@ -100,8 +110,10 @@ def _spooled(tree: Tree, job_id: str | None) -> tuple[Snapshot, Tree]:
         number = text(meta, "job_id", 20) or str(integer(meta, "job_id") or "")
         if "format" in meta and text(meta, "node"):
             runs.setdefault((text(meta, "cluster", 128), number), []).append((root, reader))
+        else:
+            broken += [replace(gap, where=root or contract.META) for gap in reader.gaps]
     if not runs:
-        return Snapshot(), tree
+        return Snapshot(gaps=tuple(broken)), tree
     if job_id is not None:
         runs = {key: value for key, value in runs.items() if key[1] == job_id}
         if not runs:
@@ -113,7 +125,7 @@ def _spooled(tree: Tree, job_id: str | None) -> tuple[Snapshot, Tree]:
     found = read_trees([(root.split("/")[-2] if "/" in root else "", reader.tree) for root, reader in chosen], Job())
     inside = tuple(root + "/" if root else "" for root in roots)
     rest = {path: blob for path, blob in tree.blobs.items() if not path.startswith(inside)}
-    return replace(found, gaps=(*found.gaps, *gaps)), Tree(rest)
+    return replace(found, gaps=(*found.gaps, *gaps, *broken)), Tree(rest)
 
 
 def _dumps(tree: Tree) -> tuple[flight.Dumps, Tree]:
@@ -219,6 +231,11 @@ def _plain(tree: Tree, given: set[str], job: Job, job_id: str | None) -> tuple[l
 def _data(blob: Blob) -> StreamData:
     """Read a log file: decompressed, UTF-16 as UTF-8, a byte order mark left out."""
     content = blob.read(unpack=True)
+    if not content.fault and len(content.pieces) > 1 and blob.size <= MAX_FILE:
+        # Only now it is known: of what is longer as it lies there, the list of the files says so.
+        half = MAX_FILE >> 21
+        said = f"it unpacks to {content.size >> 20} MiB, of which the first and the last {half} MiB are read"
+        content = replace(content, fault=said)
     for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
         if content.data.startswith(mark):
             text = content.data[2:].decode(encoding, "replace")

@@ -207,11 +207,28 @@ def test_values_of_the_wrong_kind_are_left_out(tmp_path):
     wrong = recorder().dump()
     wrong["entries"] += [
         None, 3, [], {"collective_seq_id": "x"}, {"collective_seq_id": 1 << 70},
-        {"collective_seq_id": 9, "profiling_name": 3, "process_group": None, "input_sizes": [["x"], None, [1 << 90]]},
+        {"collective_seq_id": 9, "process_group": None, "input_sizes": [["x"], None, [1 << 90]]},
     ]  # fmt: skip
     wrong["pg_config"] = {"a": None, "b": {"name": "b", "ranks": ["x"]}, "c": {"name": "c", "ranks": 3}}
     (tmp_path / "rank_0.json").write_text(json.dumps(wrong))
     assert only(tmp_path).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("profiling_name", 3), ("profiling_name", ["x"]), ("process_group", ["0", []]), ("input_dtypes", "Float"),
+        ("input_dtypes", [[]]), ("input_sizes", 16), ("input_sizes", [["x"]]), ("input_sizes", [[1 << 90]]),
+    ],
+)  # fmt: skip
+def test_an_entry_that_is_damaged_does_not_make_its_rank_differ_from_the_others(tmp_path, key, value):
+    whole, damaged = recorder(), recorder()
+    damaged.entries[1][key] = value
+    (tmp_path / "rank_0").write_bytes(whole.pickle())
+    (tmp_path / "nccl_trace_rank_1").write_bytes(damaged.pickle())
+    snapshot = load([tmp_path])
+    assert {dump.rank: len(dump.groups) for dump in snapshot.flight} == {0: 1, 1: 0}
+    assert "its entries are damaged" in snapshot.gaps[0].what
 
 
 def test_other_json_and_other_pickles_are_no_dumps(tmp_path):
