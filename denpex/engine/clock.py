@@ -63,6 +63,7 @@ class Clocks:
         self.gaps: list[Gap] = []
         self._domain = {node.name: f"{node.name}/{node.boot_id}" for node in nodes}
         self._shift: dict[str, list[tuple[int, int]]] = {}
+        self._stepped: set[str] = set()
         by_node: dict[str, dict[str, list[_Anchor]]] = {node.name: {} for node in nodes}
         for sample in samples:
             self._take(sample, by_node)
@@ -129,6 +130,7 @@ class Clocks:
     def _report_steps(self, node: str) -> None:
         for (_, before), (_, after) in itertools.pairwise(self._shift[node]):
             if abs(after - before) > _STEP_NS:
+                self._stepped.add(node)
                 what = f"the clock was stepped by {(after - before) / 1e9:+.3f} s during the job"
                 self.gaps.append(
                     Gap(
@@ -154,12 +156,14 @@ class Clocks:
             kind = domain if stamp.raw_ns is not None else f"{domain}/realtime"
             margin = 0 if self._alone else _UNKNOWN_NS
             return Instant(kind, local, stamp.realtime_ns - margin, stamp.realtime_ns + margin)
-        raw, error = stamp.raw_ns, 0
-        if raw is None:
-            raw, error = self._raw(name, stamp.realtime_ns)
-            domain = f"{domain}/realtime"
+        if stamp.raw_ns is not None:
+            lo, hi = self._bounds(name, stamp.raw_ns)
+            return Instant(domain, stamp.raw_ns, stamp.raw_ns + lo, stamp.raw_ns + hi)
+        raw, error = self._raw(name, stamp.realtime_ns)
         lo, hi = self._bounds(name, raw)
-        return Instant(domain, raw, raw + lo - error, raw + hi + error)
+        # A clock that is slewed runs forward: its readings order themselves. Of one that was stepped the bounds decide.
+        domain += f"/realtime@{stamp.realtime_ns}" if name in self._stepped else "/realtime"
+        return Instant(domain, stamp.realtime_ns, raw + lo - error, raw + hi + error)
 
     def _raw(self, node: str, realtime_ns: int) -> tuple[int, int]:
         """Return the RAW reading of a REALTIME one and its error, by the nearest samples' relation of the two."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,3 +199,17 @@ def test_offsets_are_reported_with_their_bounds():
     assert lo1 <= -45 * S <= hi1
     assert lo2 <= 3 * S <= hi2
     assert hi1 - lo1 < 5 * MS
+
+
+@pytest.mark.parametrize("change", [20 * MS, 3 * S, -3 * S])
+def test_readings_of_the_wall_clock_alone_are_never_ordered_by_which_measurement_is_nearer(change):
+    """Half way between two measurements, before and after which REALTIME differs from RAW by ``change``."""
+    node, other = Node("n1", 0), Node("n2", 0)
+    before, after = node.sample(0, MS), node.sample(7200 * S, MS)
+    moved = Stamp(after.stamp.realtime_ns + change, after.stamp.raw_ns)
+    after = replace(after, stamp=moved, lo_ns=after.lo_ns - change, hi_ns=after.hi_ns - change)
+    known = clocks([node, other], [before, after, other.sample(0, MS)])
+    a, b = (known.instant("n1", Stamp(node.read(t * S).realtime_ns)) for t in (3599, 3601))
+    assert a.before(b) is not False
+    assert b.before(a) is not True
+    assert (a.before(b) is True) == (change == 20 * MS)
