@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from denpex import parallel
-from denpex.engine import facts, flight, infer, records, timeline, verdict
+from denpex.engine import facts, flight, history, infer, records, timeline, verdict
 from denpex.engine.clock import Clocks
 from denpex.engine.match import Matcher
 from denpex.engine.progress import PACED, Key, Progress, natural
@@ -40,6 +40,7 @@ def diagnose(snapshot: Snapshot, library: Library, matcher: Matcher) -> Verdict:
     events = timeline.ordered(
         [
             *facts.task_events(snapshot, clocks),
+            *history.events(snapshot),
             *flight.events(account, clocks, node_of, nodes),
             *(event for one in heard for event in one.events),
         ]

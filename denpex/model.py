@@ -44,12 +44,16 @@ class Role(Word):
 
 
 class Source(Word):
-    """Which instrument an event comes from. Only ``kernel`` and ``nvml`` are collected by root."""
+    """Which instrument an event comes from. Only ``kernel`` and ``nvml`` are collected by root.
+
+    ``history`` is what these said in an earlier run.
+    """
 
     TASK = "task"
     KERNEL = "kernel"
     SLURM = "slurm"
     NVML = "nvml"
+    HISTORY = "history"
 
 
 class Scope(Word):
@@ -378,6 +382,17 @@ class FlightDump:
 
 
 @dataclass(frozen=True)
+class PastFault:
+    """A hardware fault of one GPU in an earlier run, that the kernel or NVML told of there."""
+
+    failure_class: str
+    node: str
+    gpu: str  # UUID
+    job_id: str
+    ended: float  # seconds since 1970
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything that is known about one run, from whatever input: what ingest returns and the engine reads."""
 
@@ -389,6 +404,7 @@ class Snapshot:
     streams: tuple[StreamSource, ...] = ()
     gaps: tuple[Gap, ...] = ()
     flight: tuple[FlightDump, ...] = ()
+    history: tuple[PastFault, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from denpex.errors import StoreError
-from denpex.model import Job, Verdict
+from denpex.model import Job, PastFault, Source, Verdict
 from denpex.store_migrations import MIGRATIONS
 
 if TYPE_CHECKING:
     import sqlite_utils
 
 _BUSY_S = 5.0
+# SQLite takes a bounded number of values (32,766 since 3.32, 999 before).
+_MOST_NODES = 500
 
 
 class Store:
@@ -220,3 +222,26 @@ class Reader:
             if found.get("document"):
                 found["document"] = json.loads(found["document"])
         return rows
+
+    def faults(self, cluster: str, nodes: Sequence[str], since: float, until: float) -> tuple[PastFault, ...]:
+        """Return the last hardware fault of each GPU of these nodes, in runs that ended between two moments.
+
+        Only what the kernel or NVML told of in that run counts: a verdict that rests on words, or on earlier faults
+        in its turn, would speak for itself.
+        """
+        found: dict[str, PastFault] = {}
+        for first in range(0, len(nodes), _MOST_NODES):
+            some = nodes[first : first + _MOST_NODES]
+            marks = ", ".join("?" * len(some))
+            where = (
+                f"v.category = 'hardware' AND v.node IN ({marks}) AND runs.cluster = ? AND runs.ended BETWEEN ? AND ?"
+            )
+            for row in self.find(where, (*some, cluster, since, until), documents=True):
+                gpu = ((row["document"]["origin"] or {}).get("gpu") or {}).get("uuid")
+                told = any(
+                    e["stream"] in (Source.KERNEL, Source.NVML) and e["class"] == row["failure_class"]
+                    for e in row["document"]["evidence"]
+                )
+                if gpu and told:
+                    found[gpu] = PastFault(row["failure_class"], row["node"], gpu, row["job_id"], row["ended"])
+        return tuple(found.values())

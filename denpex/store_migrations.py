@@ -37,5 +37,9 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "CREATE INDEX runs_waiting ON runs (waiting_since) WHERE waiting_since IS NOT NULL",
         ),
     ),
+    (
+        "hardware faults by node",
+        ("CREATE INDEX verdicts_of_hardware ON verdicts (node) WHERE category = 'hardware'",),
+    ),
 )
 """(name, SQL statements) of each step."""

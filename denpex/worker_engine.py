@@ -13,13 +13,16 @@ from typing import Any
 
 from denpex import diagnose as pipeline
 from denpex import library
-from denpex.errors import DenpexError, EngineError
+from denpex.errors import DenpexError, EngineError, StoreError
 from denpex.ingest import spool
-from denpex.model import Gap, Job, Verdict
+from denpex.model import Gap, Job, PastFault, Verdict
+from denpex.store import Reader
 
 Diagnose = Callable[[Job, list[Path], tuple[Gap, ...]], Verdict]
 """Diagnoses one run: (what the scheduler says, its nodes' directories, what else is missing)."""
 
+# A month, our choice: longer than a suspected part waits for its replacement.
+_REMEMBERED_S = 30 * 86_400.0
 LONGEST_S = 600.0
 """So long a diagnosis may take: some fifty times what the largest one is to take (DESIGN: 12 s for 1,024 ranks)."""
 
@@ -27,18 +30,29 @@ LONGEST_S = 600.0
 class Diagnosis:
     """The whole diagnosis of one run from its nodes' directories; raises PatternError where it cannot begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Path | None = None) -> None:
+        """``database``: where earlier verdicts are, whose hardware faults are evidence; None: they are not asked."""
+        self._database = database
         self._library = library.load()
         self._matcher = library.matcher(self._library)
 
     def __call__(self, job: Job, bundles: list[Path], gaps: tuple[Gap, ...]) -> Verdict:
         """Diagnose one run; raises DenpexError."""
         snapshot = spool.read(bundles, job)
-        snapshot = replace(snapshot, gaps=(*gaps, *snapshot.gaps))
+        history, lack = self._history(job)
+        snapshot = replace(snapshot, gaps=(*gaps, *snapshot.gaps, *lack), history=history)
         verdict = pipeline.diagnose(snapshot, self._library, self._matcher)
         # Which run it is, the scheduler alone says.
         same = replace(verdict.job, cluster=job.cluster, job_id=job.job_id, start=job.start, end=job.end)
         return replace(verdict, job=same)
+
+    def _history(self, job: Job) -> tuple[tuple[PastFault, ...], tuple[Gap, ...]]:
+        if self._database is None or job.start is None:
+            return (), ()
+        try:
+            return Reader(self._database).faults(job.cluster or "", job.nodes, job.start - _REMEMBERED_S, job.start), ()
+        except StoreError as error:
+            return (), (Gap(f"earlier verdicts: {error}", str(self._database), "a database that can be read"),)
 
 
 class Engine:

@@ -9,12 +9,13 @@ import signal
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from denpex import config, service, slurm, sntp, worker
 from denpex.errors import ServiceError, SlurmError, SpoolError
 from denpex.store import Store
-from denpex.worker_engine import Engine
+from denpex.worker_engine import Diagnosis, Engine
 from denpex.worker_nodes import collector
 
 
@@ -51,7 +52,7 @@ def serve(configuration: config.Config, *, once: bool) -> None:
             raise ServiceError(f"another worker already works on {configuration.state_dir}; end it first") from None
         store = Store(configuration.database)
         stack.callback(store.close)
-        engine = Engine()
+        engine = Engine(partial(Diagnosis, configuration.database))
         stack.callback(engine.close)
         work = worker.Worker(configuration, store, collector(configuration), engine)
         stack.callback(work.close)

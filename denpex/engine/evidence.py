@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from denpex.engine import comparison, placement
+from denpex.engine import comparison, history, placement
 from denpex.engine import weights as w
 from denpex.engine.facts import Case
 from denpex.engine.launchers import numbers
@@ -31,6 +31,7 @@ def weigh(case: Case) -> Weighing:
     scene = Scene(case)
     suspects = [_suspect(scene, rank) for rank in case.ranks.values()]
     comparison.compare(scene, suspects)
+    history.weigh(scene, suspects)
     return Weighing(suspects, scene.aside)
 
 

@@ -10,6 +10,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from denpex.engine.facts import Case
 from denpex.engine.finding import Finding
+from denpex.engine.history import PAST
 from denpex.engine.launchers import TORCHRUN_TABLE
 from denpex.engine.ranks import OWN, TASK_STUCK, Rank
 from denpex.engine.suspect import MISSING, OOM
@@ -65,7 +66,7 @@ def summary(finding: Finding, places: Sequence[Place], victims: Sequence[tuple[R
 
 def _lead(finding: Finding) -> str:
     """Say what the origin shows, as one clause."""
-    messages = [event for event in finding.cited if event.pattern not in OWN | {TORCHRUN_TABLE}]
+    messages = [event for event in finding.cited if event.pattern not in OWN | {TORCHRUN_TABLE, PAST}]
     own = [event for event in messages if event.rank == finding.ranks[0].rank]
     if finding.failure_class in _ABSENT and not own:
         stuck = next((e for e in finding.cited if e.pattern == TASK_STUCK), None)

@@ -325,6 +325,8 @@ def _sort(
                 elif event.pattern == TASK_DISK:
                     rank.disk_event = event
             continue
+        if event.source is Source.HISTORY:
+            continue  # of no rank until the inference asks for it
         if event.source in (Source.SLURM, Source.KERNEL, Source.NVML):
             loose.append(event)
             continue

@@ -155,6 +155,8 @@ def _named(best: Suspect, ranked: Sequence[Suspect], confidence: float) -> Findi
     name = best.failure_class
     if name == "unknown":
         confidence = min(confidence, 0.6)  # who is known, why is not
+    if any(event.source is Source.HISTORY and event.failure_class == name for event in best.cited):
+        confidence = min(confidence, w.BY_HISTORY)
     hardware = CATEGORY_OF.get(name) == "hardware"
     reasons = [(weight, reason) for weight, reason in best.reasons if weight > 0]
     return Finding(
@@ -188,8 +190,11 @@ def _node_named(best: Suspect, ranked: Sequence[Suspect], confidence: float) -> 
 
 
 def _best_first(s: Suspect) -> list[Event]:
-    """Order a suspect's evidence: what names its class before what only supports it."""
-    return sorted(s.cited, key=lambda e: (e.failure_class != s.failure_class, e.role is not Role.ORIGIN))
+    """Order a suspect's evidence: what names its class before what only supports it, and earlier runs last."""
+    return sorted(
+        s.cited,
+        key=lambda e: (e.source is Source.HISTORY, e.failure_class != s.failure_class, e.role is not Role.ORIGIN),
+    )
 
 
 def _tied(case: Case, tie: Sequence[Suspect], confidence: float) -> Finding:

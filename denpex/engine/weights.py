@@ -75,6 +75,8 @@ SEEN_STUCK: Final = 3.0
 ONLY_BEHIND: Final = 2.0
 # It never timed out itself, and complained more than a second after all that did.
 LAST_TO_COMPLAIN: Final = 3.0
+# An earlier run had a hardware fault on its GPU, and what it fails of is how such a fault shows.
+HISTORY: Final = 1.0
 # Nothing but consequences of something elsewhere.
 ONLY_CASCADE: Final = -3.0
 # Its first sign precedes every consequence for certain.
@@ -102,5 +104,7 @@ TIE: Final = 0.7
 NO_CLOCK: Final = 0.95
 NO_EXITS: Final = 0.85
 UNHEARD: Final = 0.9
+# A class that history gives, where this run's own instruments do not, is at most so sure.
+BY_HISTORY: Final = 0.8
 # No verdict claims more than this.
 MOST: Final = 0.98

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from denpex.errors import StoreError
-from denpex.model import Category
+from denpex.model import Category, Evidence, GpuRef, Place, Role, Source
 from denpex.store import Reader, Store
 from tests.unit.samples import START, job, verdict
 
@@ -187,3 +187,26 @@ def test_a_database_path_with_signs_that_addresses_use_is_read(tmp_path):
     made.save(verdict(category=Category.UNKNOWN), 1.0)
     assert rows(made)[0]["category"] == "unknown"
     made.close()
+
+
+def fault(job_id, ended, uuid="GPU-a", stream=Source.KERNEL, node="n3"):
+    place = Place("0", 2, node, GpuRef(uuid, "0000:3b:00.0", 1), "")
+    seen = Evidence("e1", Role.ORIGIN, "gpu-ecc-uncorrectable", 2, node, str(stream), None, "Xid 48", "", 0)
+    return verdict(
+        job(job_id, start=ended - 50, end=ended), failure_class="gpu-ecc-uncorrectable", category=Category.HARDWARE,
+        origin=place, evidence=(seen,),
+    )  # fmt: skip
+
+
+def test_faults_are_the_last_of_each_gpu_that_an_instrument_told_of(store):
+    store.save(fault("1", 1000.0), 1.0)
+    store.save(fault("2", 2000.0), 1.0)
+    store.save(fault("3", 2100.0, "GPU-b"), 1.0)
+    store.save(fault("4", 2200.0, "GPU-c", Source.TASK), 1.0)
+    store.save(fault("5", 2300.0, "GPU-d", Source.HISTORY), 1.0)
+    store.save(fault("6", 2400.0, "GPU-e", node="n9"), 1.0)
+    store.save(fault("7", 9000.0, "GPU-f"), 1.0)
+    found = Reader(store.path).faults("lab", ["n1", "n3"] * 400, 500.0, 5000.0)
+    assert [(past.job_id, past.gpu, past.ended) for past in found] == [("2", "GPU-a", 2000.0), ("3", "GPU-b", 2100.0)]
+    assert Reader(store.path).faults("other", ["n3"], 0.0, 5000.0) == ()
+    assert Reader(store.path).faults("lab", [], 0.0, 5000.0) == ()
