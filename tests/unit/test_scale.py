@@ -54,12 +54,23 @@ def test_reads_are_parsed_when_they_are_asked_for():
 
 @pytest.mark.parametrize(
     "strange",
-    [b"cut 1 2\n", b"10 5\n", b"x y z\n", b"1 2 3 4\n", b" 1 2 3\n", b"1  2 3\n", b"9" * 90 + b" 2 3\n", b"-1 2 3\n"],
+    [
+        b"cut 1 2\n",
+        b"10 5\n",
+        b"x y z\n",
+        b"1 2 3 4\n",
+        b" 1 2 3\n",
+        b"1  2 3\n",
+        b"9" * 90 + b" 2 3\n",
+        b"-1 2 3\n",
+        b"1 2\n2 3 4 5\n",
+    ],
 )
 def test_an_index_with_anything_else_is_read_line_by_line(strange):
     said = streams.parse_index(b"0 5 5\n" + strange + b"30 7 7\nend 40 eof\n")
     assert said.reads[0] == (0, 5, 5)
     assert said.reads[-1] == (30, 7, 7)
+    assert [offset for offset, _, _ in said.reads] == sorted(offset for offset, _, _ in said.reads)
 
 
 def test_times_are_those_of_the_read_that_brought_the_line():
